@@ -197,10 +197,9 @@ def test_the_model_of_a_heads_loss_is_that_of_its_products_and_passes() -> None:
     narrow, wide = keys.head_ratios((50304, 64, 16384), size), keys.head_ratios((50304, 4096, 16384), size)
     assert narrow[0] / narrow[1] < ours / library < wide[0] / wide[1]
     # Logits that take much memory are dearer by PyTorch's products.
-    assert keys.head_ratios((50304, 768, 65536), size)[1] == pytest.approx(
-        4 * library * large / price, rel=0.01
-    )
-    assert keys.head_ratios((50304, 768, 4096), size)[1] == pytest.approx(library / 4 / price, rel=0.01)
+    by_rows = {m: keys.head_ratios((50304, 768, m), size)[1] for m in (4096, 65536)}
+    assert by_rows[65536] == pytest.approx(4 * library * large / price, rel=0.05)
+    assert by_rows[4096] == pytest.approx(library / 4 / price, rel=0.05)
 
 
 def test_few_rows_of_a_cross_entropy_leave_sms_idle_on_both_sides(tables: Path) -> None:

@@ -17,6 +17,7 @@ from weft.ops.attention.layout import like
 from weft.ops.attention.packed import attention_packed
 from weft.ops.attention.spec import PARAMS, SCALARS, check_arguments, lengths_and_impl, parameters
 from weft.ops.attention.terms import Terms
+from weft.ops.attention.with_torch import is_by_sdpa, repeated_sdpa, sdpa
 
 __all__ = ["attention", "attention_packed"]
 TENSORS = "Tensor q, Tensor k, Tensor v, Tensor key_lengths"
@@ -66,20 +67,11 @@ def _repeat(
     params = parameters(causal, None, None, scale, 0.0, 0, False)
     lengths, impl = lengths_and_impl(inputs[0], None, params, impl, invariant=False)
     known = recent("attention", impl, (*inputs, lengths), params)
-    library = None
     if known is not None and known.impl == "torch":
-        from weft.ops.attention.with_torch import library_call
-
-        # Without a log-sum-exp PyTorch's function runs the same kernel, and does less on the host.
-        library = library_call(*inputs, params["causal"], scale)
-    if library is None:
-        repeat = repeat_of("attention", impl, (*inputs, lengths), params, 3)
-        return repeat and repeat.first_result()
-
-    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor | None:
-        return None if (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15 else library(q, k, v)
-
-    return Repeat(function, by_torch=True)
+        function = repeated_sdpa(*inputs, params["causal"], scale)
+        return None if function is None else Repeat(function, by_torch=True)
+    repeat = repeat_of("attention", impl, (*inputs, lengths), params, 3)
+    return repeat and repeat.first_result()
 
 
 @repeated(_repeat)
@@ -138,7 +130,8 @@ def attention(
         (B, H, Tq, D) of q's dtype: contiguous, or (B, Tq, H, D) in memory if q is, or if the library
         computes it and writes it so. A query that sees no key gets 0. Sums and the softmax are in
         float32. Under ``torch.autocast`` the inputs are cast to its dtype. Only ``eager`` and
-        ``compile``, and ``torch`` for up to 2 D queries of grouped heads, use memory that grows with Tq Tk.
+        ``compile`` use memory that grows with Tq Tk, and ``torch`` for up to 2 D queries or keys where
+        PyTorch has no fused kernel, as for grouped heads in float32.
 
     Raises:
         WeftError: shapes, dtypes or devices do not match, a head size, scale, window or cap is out
@@ -152,6 +145,10 @@ def attention(
     if not (sinks is None and alibi_slopes is None and bias is None):
         terms = Terms(sinks, alibi_slopes, bias)
         return attention_biased((q, k, v, key_lengths), terms, params, impl, batch_invariant)
-    lengths, impl = lengths_and_impl(q, key_lengths, params, impl, wants("attention", batch_invariant))
+    invariant = wants("attention", batch_invariant)
+    lengths, impl = lengths_and_impl(q, key_lengths, params, impl, invariant)
     check = partial(check_arguments, q, k, v, key_lengths, **params)
-    return call("attention", (q, k, v, lengths), params, impl, check, batch_invariant)[0]  # type: ignore[no-any-return]
+    inputs = (q, k, v, lengths)
+    if not invariant and is_by_sdpa(inputs, params, impl, check):
+        return sdpa(q, k, v, params["causal"], scale)
+    return call("attention", inputs, params, impl, check, batch_invariant)[0]  # type: ignore[no-any-return]

@@ -127,6 +127,8 @@ def supports(case: Case, device: str) -> Support:
         return no("the ladder's steps have the causal mask at the top left only; use impl='triton'")
     if case.dtype == "float32" and case.inputs[0].shape[3] > 128:
         return no("the ladder's tiles are too large for float32 heads above 128; use impl='triton'")
+    if max(case.inputs[0].shape[:2]) > 65535:
+        return no("a grid has 65535 batches and heads at most; split the batch")
     return YES
 
 

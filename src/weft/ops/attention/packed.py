@@ -36,6 +36,7 @@ from weft.ops.attention.biased import refuse_terms
 from weft.ops.attention.cases import DTYPES
 from weft.ops.attention.layout import Three
 from weft.ops.attention.spec import PARAMS, SCALARS, check_arguments, lengths_and_impl, parameters
+from weft.ops.attention.with_torch import is_by_sdpa, sdpa
 
 
 def split_qkv(qkv: torch.Tensor, heads: int, kv_heads: int) -> Three:
@@ -177,8 +178,11 @@ def attention_packed(
         key = ("attention_packed", impl, heads, num_kv_heads, invariant)
         (kernel_impl,) = memoized(key, (qkv, lengths), params, lambda: (choose_kernel(),))
     if kernel_impl is None:
-        parts = split_qkv(qkv, heads, num_kv_heads)
-        out, _ = call("attention", (*parts, lengths), params, impl, batch_invariant=invariant)
+        q, k, v = split_qkv(qkv, heads, num_kv_heads)
+        inputs = (q, k, v, lengths)
+        if not invariant and is_by_sdpa(inputs, params, impl):  # choose_kernel() checked the arguments
+            return _merge_heads(sdpa(q, k, v, params["causal"], scale))
+        out, _ = call("attention", inputs, params, impl, batch_invariant=invariant)
         return _merge_heads(out)
     run = torch.ops.weft.attention_packed
     return run(qkv, lengths, heads, num_kv_heads, *params.values(), kernel_impl)[0]  # type: ignore[no-any-return]

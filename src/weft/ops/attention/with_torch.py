@@ -1,17 +1,19 @@
-"""Attention by PyTorch: the kernels behind scaled_dot_product_attention, each by name.
+"""Attention by PyTorch: scaled_dot_product_attention (SDPA), and the kernels behind it, each by name.
 
-They are called directly, because they return the log-sum-exp that the function drops. ``torch`` asks which
-one the function would choose. All but ``efficient`` read grouped heads as they are, while ``efficient`` takes
-them repeated. It writes (B, T, H, D), which is copied to be contiguous. ``torch`` computes a window and a
-mask at the bottom right by kernels that add a mask of Tq x Tk elements; a bias and ALiBi are added to that
-mask, in the dtype of the queries.
+A public call that ``torch`` computes needs no log-sum-exp: it is SDPA itself (:func:`sdpa_call`), with its
+own gradient. The operator returns a log-sum-exp, which SDPA drops: its implementations call the kernels
+directly, and ``torch`` asks which one SDPA would choose. All but ``efficient`` read grouped heads as they
+are, while ``efficient`` takes them repeated. It writes (B, T, H, D), which the operator copies to be
+contiguous. SDPA's unfused path has no log-sum-exp, which is then computed apart.
+
+``torch`` computes a window and a mask at the bottom right by kernels that add a mask of Tq x Tk elements; a
+bias and ALiBi are added to that mask, in the dtype of the queries.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ from torch import Tensor
 
 from weft.core import Case, Implementation, Support, no
 from weft.core.support import YES
+from weft.dispatch import choice
+from weft.dispatch.operator import plan
 from weft.ops.attention.layout import empty_output
 from weft.ops.attention.mask import Mask
 from weft.ops.attention.spec import AttentionOptions
@@ -28,7 +32,9 @@ from weft.ops.attention.terms import Terms
 Output = tuple[Tensor, Tensor]
 HALVES = (torch.float16, torch.bfloat16)
 UNFUSED, FLASH, CUDNN = 0, 1, 3  # SDPBackend's numbers
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # by vmap and other transforms of torch.func
 MAX_BIAS = 1 << 26  # elements of a mask that is worth its memory
+MAX_GRID = 65535  # batches, and heads, of one launch: second and third size of the fused kernels' grids
 
 
 def _repeated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -91,11 +97,15 @@ def _unfused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None)
     out = torch.nn.functional.scaled_dot_product_attention(
         q, k, v, attn_mask=bias, scale=scale, enable_gqa=grouped
     )
-    with torch.no_grad():
-        scores = (q @ _repeated(q, k, v)[0].transpose(-1, -2)).float()
-        factor = q.shape[-1] ** -0.5 if scale is None else scale
-        lse = torch.logsumexp(scores * factor + bias.float(), -1)
-    return out.contiguous(), lse
+    return out.contiguous(), _log_sum_exp(q, k, bias, scale)
+
+
+@torch.no_grad()
+def _log_sum_exp(q: Tensor, k: Tensor, bias: Tensor, scale: float | None) -> Tensor:
+    """Return the log-sum-exp of all scores, which take memory, in float32."""
+    scores = q.float() @ _repeated(q, k, k)[0].float().transpose(-1, -2)
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    return torch.logsumexp(scores * factor + bias.float(), -1)
 
 
 def _cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Output:
@@ -127,31 +137,97 @@ KERNELS = {FLASH: _flash, CUDNN: _cudnn}
 
 
 def _default(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Output:
-    """Call the kernel that PyTorch would choose; instead of its unfused fallback, ``efficient``."""
+    """Call the kernel that SDPA would choose; see :func:`_stores_scores` for its unfused path."""
     if q.is_cpu:
         return _cpu(q, k, v, causal, scale)
     if torch.compiler.is_compiling():  # the choice is an integer that a trace cannot hold
         square = not causal or q.shape[2] == k.shape[2]
         return (_flash if square and q.dtype in HALVES else _efficient)(q, k, v, causal, scale)
+    backend = _choice(q, k, v, causal, scale)
+    if backend == UNFUSED and _stores_scores(q, k):
+        return _with_scores(q, k, v, causal, scale)
+    out, lse = _in_pieces(KERNELS.get(backend, _efficient), q, k, v, causal, scale)
+    return out, lse
+
+
+def _with_scores(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Output:
+    """Call SDPA, which takes its unfused path for these tensors."""
+    bias = _bias(q, k, Mask(causal=causal), Terms())
+    return _sdpa(q, k, v, causal, scale).contiguous(), _log_sum_exp(q, k, bias, scale)
+
+
+def _choice(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> int:
+    """Return the number of the backend that SDPA chooses."""
     grouped = q.shape[1] != k.shape[1]
-    choice = torch._fused_sdp_choice(  # type: ignore[attr-defined]
+    return torch._fused_sdp_choice(  # type: ignore[attr-defined, no-any-return]
         q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped
     )
-    return KERNELS.get(choice, _efficient)(q, k, v, causal, scale)
+
+
+def _stores_scores(q: Tensor, k: Tensor) -> bool:
+    """True if SDPA's unfused path is taken where SDPA chooses it: products, and a softmax in between.
+
+    Rule: the smaller of Tq and Tk is at most 2 D. The scores then take no more memory than twice the queries
+    or the repeated keys, and tiles of the fused kernel would be partly empty. Beyond that ``efficient`` takes
+    less memory and less time: on an H200 0.48 and 0.37 of it at 512 queries of 64 columns in float32.
+    """
+    return min(q.shape[2], k.shape[2]) <= 2 * q.shape[3]
+
+
+def _in_pieces(call: Callable[..., tuple[Tensor, ...]], q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+    """Return the results of ``call(q, k, v, *rest)``, which begin with batches and heads.
+
+    It is called for parts whose batches and heads fit a grid: PyTorch's fused kernels raise beyond it.
+    """
+    (b, h), kv_heads = q.shape[:2], k.shape[1]
+    if max(b, h) <= MAX_GRID:
+        return call(q, k, v, *rest)
+    if b > MAX_GRID:
+        dim, parts = 0, [x.split(MAX_GRID) for x in (q, k, v)]
+    elif kv_heads == 1:
+        queries = q.split(MAX_GRID, 1)
+        dim, parts = 1, [queries, (k,) * len(queries), (v,) * len(queries)]
+    else:
+        count = max(1, MAX_GRID * kv_heads // h)  # heads of keys in a part
+        dim, parts = 1, [q.split(count * (h // kv_heads), 1), k.split(count, 1), v.split(count, 1)]
+    results = [_in_pieces(call, *part, *rest) for part in zip(*parts, strict=True)]
+    return tuple(torch.cat(tensors, dim) for tensors in zip(*results, strict=True))
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
+    # A branch: with symbolic sizes the comparison is no bool, which SDPA asks for.
+    options = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    call = torch._C._nn.scaled_dot_product_attention  # type: ignore[attr-defined]
+    return call(q, k, v, None, 0.0, causal, scale=scale, **options)  # type: ignore[no-any-return]
+
+
+def _efficient_output(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
+    """Return what ``efficient`` writes, (B, T, H, D) in memory; its log-sum-exp is for the gradient alone."""
+    needs_lse = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    k, v = _repeated(q, k, v)
+    out, *_ = torch._scaled_dot_product_efficient_attention(
+        q, k, v, None, needs_lse, 0.0, causal, scale=scale
+    )
+    return out
 
 
 def _aligned(x: Tensor) -> Tensor:
     """Return ``x`` with every row 16-byte aligned, copied if needed: the kernels read 16 bytes at a time, and
     on other rows some raise and some fault."""
-    batch, head, row, column = x.stride()
-    if column != 1:
+    if x.stride(3) != 1:
         x = x.contiguous()
-        batch, head, row, _ = x.stride()
     if x.is_cpu:
         return x
     size = x.element_size()
-    is_aligned = not (x.data_ptr() % 16 or batch * size % 16 or head * size % 16 or row * size % 16)
+    is_aligned = not any(step * size % 16 for step in x.stride()[:3]) and _begins_aligned(x)
     return x if is_aligned else x.clone()
+
+
+def _begins_aligned(x: Tensor) -> bool:
+    """True if ``x`` begins at a multiple of 16 bytes, or has no memory yet: in a trace, or under vmap."""
+    if torch.compiler.is_compiling() or _is_wrapped(x):
+        return True
+    return x.data_ptr() % 16 == 0
 
 
 def _forward(kernel: Callable[..., Output]) -> Callable[..., Output]:
@@ -174,28 +250,90 @@ def _forward(kernel: Callable[..., Output]) -> Callable[..., Output]:
     return forward
 
 
-def library_call(
+def is_by_sdpa(
+    inputs: tuple[Any, ...],
+    params: dict[str, Any],
+    impl: str | None,
+    check: Callable[[], None] = lambda: None,
+) -> bool:
+    """True if a call of the public function is :func:`sdpa`, by ``impl`` or by the choice of dispatch.
+
+    Arguments and errors are those of the operator's call, which computes everything else.
+    """
+    if impl is not None and impl != "torch":
+        return False
+    if params["window"] is not None or params["softcap"] is not None or params["alignment"]:
+        return False
+    # What is no number has no truth, and is refused by the check.
+    dropout_p = params["dropout_p"]
+    if params["padded"] or not isinstance(dropout_p, int | float) or dropout_p:
+        return False
+    if torch.compiler.is_compiling():
+        check()
+        is_by_torch = (impl or choice.choose("attention", inputs, params)) == "torch"
+    else:
+        is_by_torch = plan("attention", inputs, params, impl, check).impl == "torch"
+    return is_by_torch and inputs[0].numel() > 0 and inputs[1].numel() > 0
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
+    """Return the output of a call that ``torch`` computes and that needs no log-sum-exp.
+
+    Sizes are 1 or more. The output has the strides that PyTorch's kernel gives it. It is SDPA's, but for two
+    cases: of its unfused path only what :func:`_stores_scores` takes, and more batches or heads than a grid
+    holds are computed in pieces, except by the unfused path, whose kernels have no such limit.
+    """
+    q, k, v = _aligned(q), _aligned(k), _aligned(v)
+    own = _instead_of_sdpa(q, k, v, causal, scale)
+    return _sdpa(q, k, v, causal, scale) if own is None else own(q, k, v, causal, scale)
+
+
+def _instead_of_sdpa(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
 ) -> Callable[..., Tensor] | None:
-    """Return the library's function of tensors like these, or None if ``torch`` calls it otherwise.
+    """Return the function of ``(q, k, v, causal, scale)`` that is called instead of SDPA itself, or None."""
+    fits = max(q.shape[:2]) <= MAX_GRID
+    if not q.is_cuda or (fits and _stores_scores(q, k)):  # whatever SDPA chooses
+        return None
+    # Neither a trace nor vmap has the choice, which is an integer: grouped heads in float32 are unfused.
+    if torch.compiler.is_compiling() or _is_wrapped(q):
+        is_unfused = q.dtype == torch.float32 and q.shape[1] != k.shape[1]
+    else:
+        is_unfused = _choice(q, k, v, causal, scale) == UNFUSED
+    if is_unfused and _stores_scores(q, k):
+        return None
+    call = _efficient_output if is_unfused else _sdpa
+    if not fits:
+        return lambda *arguments: _in_pieces(lambda *piece: (call(*piece),), *arguments)[0]
+    return call if is_unfused else None
 
-    It is for calls without a log-sum-exp, on a GPU: the same kernels, for less of the host's time. Rows must
-    be aligned as strides tell; where a tensor begins is up to the caller. In float32 the function takes
-    another kernel than ``torch``, with other bits and strides.
+
+def repeated_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
+) -> Callable[[Tensor, Tensor, Tensor], Tensor | None] | None:
+    """Return :func:`sdpa` for calls that come again, or None for sizes of 0 and for rows that it copies.
+
+    The function returns None for tensors that begin between multiples of 16 bytes: strides do not tell that.
     """
-    if not q.is_cuda or q.dtype == torch.float32 or not q.numel() or not k.numel():
+    if not q.numel() or not k.numel() or any(_aligned(x) is not x for x in (q, k, v)):
         return None
-    if any(x.stride(3) != 1 or any(s * x.element_size() % 16 for s in x.stride()[:3]) for x in (q, k, v)):
-        return None
-    grouped = q.shape[1] != k.shape[1]
-    choice = torch._fused_sdp_choice(  # type: ignore[attr-defined]
-        q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped
-    )
-    # Products and a softmax take memory for each score: for few queries no more than repeated keys take.
-    if choice == UNFUSED and not (grouped and q.shape[2] <= 2 * q.shape[3]):
-        return None
-    call = torch._C._nn.scaled_dot_product_attention
-    return partial(call, is_causal=causal, scale=scale, enable_gqa=grouped)
+    own = _instead_of_sdpa(q, k, v, causal, scale)
+    grouped, call = q.shape[1] != k.shape[1], torch._C._nn.scaled_dot_product_attention
+    if not q.is_cuda:
+        return lambda q, k, v: call(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+        if (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15:
+            return None
+        if own is not None:
+            return own(q, k, v, causal, scale)
+        return call(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
+
+    return function
+
+
+def _exceeds_grid(case: Case, device: str) -> bool:
+    return device == "cuda" and max(case.inputs[0].shape[:2]) > MAX_GRID
 
 
 def _supports(case: Case, device: str) -> Support:
@@ -215,6 +353,8 @@ def _supports(case: Case, device: str) -> Support:
     mask, tq, tk = AttentionOptions.of(case).mask, case.inputs[0].shape[2], case.inputs[1].shape[2]
     if (mask.is_band or terms) and mask.leaves_queries_without_keys(tq, tk):
         return no("torch's kernels with a mask give NaN to a query without keys; use impl='triton'")
+    if (mask.is_band or terms) and _exceeds_grid(case, device):
+        return no(f"torch's kernels with a mask take {MAX_GRID} batches and heads at most; split the batch")
     if (mask.is_band or terms) and tq * tk > MAX_BIAS:
         return no("torch's kernels read a mask of Tq x Tk elements, here over 2^26; use impl='triton'")
     return YES
@@ -224,6 +364,8 @@ def _supports_without_band(case: Case, device: str) -> Support:
     options = AttentionOptions.of(case)
     if options.mask.is_band or options.terms:
         return no("called by name without a mask of Tq x Tk elements; use impl='torch' or impl='triton'")
+    if _exceeds_grid(case, device):
+        return no(f"a grid has {MAX_GRID} batches and heads at most; use impl='torch', which takes parts")
     return _supports(case, device)
 
 

@@ -6,6 +6,8 @@ copy, since a mask does not keep a NaN among the values from the output.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,6 +15,8 @@ from torch import Tensor
 from weft.core import Implementation
 from weft.ops.attention_decode.spec import capacity, factor_of, visible_keys
 from weft.ops.attention_decode.with_eager import finish, gathered, has_no_keys
+
+MAX_BATCH = 65535  # batches of one launch: a limit of the second and third size of a grid
 
 
 def forward(
@@ -40,14 +44,18 @@ def forward(
     if q.is_cuda:
         # SDPA's kernel for a mask reads 16 bytes at a time: a query between two multiples ended the process.
         own_q = own_q.clone()
-    out = F.scaled_dot_product_attention(
-        own_q,
-        own_k,
-        own_v,
-        attn_mask=seen[:, None],
+    call = partial(
+        F.scaled_dot_product_attention,
         scale=factor_of(scale, q.shape[3]),
         enable_gqa=q.shape[2] != k.shape[1],
     )
+    tensors = (own_q, own_k, own_v, seen[:, None])
+    # PyTorch's fused kernels raise beyond the limits of a grid.
+    if q.shape[0] > MAX_BATCH:
+        parts = zip(*(x.split(MAX_BATCH) for x in tensors), strict=True)
+        out = torch.cat([call(*part) for part in parts])
+    else:
+        out = call(*tensors)
     return finish(out.transpose(1, 2), k, lengths, block_table, visible, paged)
 
 
