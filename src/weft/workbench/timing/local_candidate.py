@@ -7,6 +7,7 @@ are picked.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -76,9 +77,20 @@ class LocalSteps:
     def violations(self) -> Mapping[str, str]:
         return {"outputs": self.runner.violation} if self.runner.violation else {}
 
-    def run(self, indexes: Sequence[int], repeats: int = 1, mode: str = COLD) -> RunTimes:
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of an output of the last run."""
+        return next((sum(t.nbytes for t in tensors_of(output)) for _, output in self._outputs()), 0)
+
+    def run(
+        self,
+        indexes: Sequence[int],
+        repeats: int = 1,
+        mode: str = COLD,
+        kept: Sequence[int] | None = None,
+    ) -> RunTimes:
         """Make calls and keep their outputs; see :class:`Runner`."""
-        return self.runner.run(indexes, repeats, mode)
+        return self.runner.run(indexes, repeats, mode, kept)
 
     def load(self, sources: Mapping[int, ContentSource]) -> None:
         """Write contents into the buffers of these indexes; in the backward, gradients alone."""
@@ -126,7 +138,12 @@ class LocalSteps:
 
     def shared_memory(self) -> str:
         """Return that an output has the memory of another output that is in use, or an empty string."""
-        outputs = [output for _, output in self._outputs()]
+        # A gradient may be a view of the incoming one, which is the same for several calls of a row.
+        own = (
+            [t for t in tensors_of(output) if t.untyped_storage().data_ptr() not in self.protected]
+            for _, output in self._outputs()
+        )
+        outputs = [tuple(tensors) for tensors in own]
         if shares_memory(outputs):
             return "two timed calls returned the same memory: one overwrites the other's answer"
         if any(t.numel() and t.data_ptr() in self._held for output in outputs for t in tensors_of(output)):
@@ -144,6 +161,16 @@ class LocalSteps:
     def unwritten(self) -> int | None:
         """Return the index of an output that still holds poison."""
         return next((i for i, output in self._outputs() if has_poison(output)), None)
+
+    def are_retained(self) -> bool:
+        """Return True if other code refers to every output that is kept, or to its memory.
+
+        A candidate with a ring of buffers does, and so do an honest one that stores its outputs and a
+        function of autograd that needs its output for the gradient.
+        """
+        usual = next(_references([torch.empty(1)]))
+        counts = list(_references(self.runner.outputs()))
+        return bool(counts) and all(c[0] > usual[0] or c[1] > usual[1] for c in counts)
 
     def hold(self, indexes: Sequence[int]) -> None:
         """Keep outputs alive while they are not too large: a later call may not return their memory."""
@@ -165,6 +192,10 @@ class LocalSteps:
         before, self._digests_before = self._digests_before, []
         return any(_digests(self._output(i)) != digests for i, digests in before)
 
+    def digests(self, indexes: Sequence[int]) -> Sequence[object]:
+        """Return digests of these outputs, equal for outputs of the same bytes."""
+        return [tuple(_digests(self._output(i))) for i in indexes]
+
     def cpu_limits(self) -> tuple[int, int]:
         """Return the number of cores, and the ns of CPU time that torch's threads spin after a call."""
         backend = getattr(self.runner, "backend", None)
@@ -172,6 +203,17 @@ class LocalSteps:
 
     def replaced_functions(self) -> list[str]:
         return replaced_functions()
+
+
+def _references(outputs: Sequence[Outputs | None]) -> Iterator[tuple[int, int]]:
+    """Yield how many references there are to each tensor and to its memory, with this function's."""
+    for index in range(len(outputs)):
+        output = outputs[index]
+        tensors = tensors_of(output) if output is not None else []
+        output = None
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            yield sys.getrefcount(tensor), torch._C._storage_Use_Count(storage._cdata)
 
 
 def _digests(output: Outputs) -> list[tuple[int, int]]:
