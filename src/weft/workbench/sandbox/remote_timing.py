@@ -29,6 +29,7 @@ from weft.workbench.calls.buffers import (
 )
 from weft.workbench.sandbox.memory_map import MapHidden, MemoryRange, describe_lazy_memory, read_map
 from weft.workbench.timing.altered_inputs import altered, choose
+from weft.workbench.timing.call_rows import FOREIGN, RETAINED
 from weft.workbench.timing.composed_candidate import ComposedCandidate
 from weft.workbench.timing.plan import (
     COLD,
@@ -316,8 +317,9 @@ class RemoteSteps:
         index = self.backend.request("unwritten").payload["index"]
         return None if index is None else int(index)
 
-    def are_retained(self) -> bool:
-        return bool(self.backend.request("are_retained").payload["retained"])
+    def ring_suspicion(self) -> str:
+        suspicion = self.backend.request("ring_suspicion").payload["suspicion"]
+        return suspicion if suspicion in (RETAINED, FOREIGN) else ""
 
     def hold(self, indexes: Sequence[int]) -> None:
         self.backend.request("hold", indexes=list(indexes))

@@ -90,7 +90,7 @@ class TimingHandlers:
         others = (
             *(_memory, _allocate, _load, _generate, _poison, _rest, _evict, _wait, _clock, _nothing),
             *(_pick, _ranges, _shared_memory, _unwritten, _hold, _store_digests, _has_changed),
-            *(_digests, _are_retained),
+            *(_digests, _ring_suspicion),
         )
         on_a_timing: dict[str, Handler] = {
             f"timing.{step.__name__.removeprefix('_')}": partial(self._run_step, step, step in calling)
@@ -277,8 +277,8 @@ def _unwritten(timing: WorkerTiming, payload: Payload) -> Result:
     return {"index": timing.steps.unwritten()}, ()
 
 
-def _are_retained(timing: WorkerTiming, payload: Payload) -> Result:
-    return {"retained": timing.steps.are_retained()}, ()
+def _ring_suspicion(timing: WorkerTiming, payload: Payload) -> Result:
+    return {"suspicion": timing.steps.ring_suspicion()}, ()
 
 
 def _hold(timing: WorkerTiming, payload: Payload) -> Result:

@@ -19,13 +19,17 @@ from dataclasses import dataclass
 
 _random = random.SystemRandom()  # a candidate could reproduce a seeded generator
 
-ROW_US = 60_000.0  # a row has as many calls as take this long, half of it to one and a half times
+ROW_US = 200_000.0  # a row has as many calls as take this long, half of it to one and a half times
 MAX_ROW_CALLS = 4096
 # Outputs that are alive at once, to find a ring of buffers: where they are small, and calls quick.
 RING_CALLS, RING_US = 128, 1_000_000.0
 KEPT_OUTPUTS, KEPT_BYTES = 256, 1 << 28
-# Of a candidate that refers to all its earlier outputs, as a ring does; an honest one seldom does.
-SUSPECT_OUTPUTS, SUSPECT_BYTES, SUSPECT_US = 2048, 1 << 30, 10_000_000.0
+# Of a candidate that refers to all its earlier outputs, as a ring does and an honest one seldom, or whose
+# outputs are in memory that torch did not allocate, as those from numpy are. It has more calls than outputs
+# that are kept: of random ones in a ring of n, about sqrt(2 n) show two in one place.
+SUSPECT_OUTPUTS, SUSPECT_BYTES, SUSPECT_CALLS = 2048, 1 << 30, 1 << 16
+RETAINED, FOREIGN = "retained", "foreign"
+SUSPECT_US = {RETAINED: 10_000_000.0, FOREIGN: 1_000_000.0}
 SHORT_ROWS, SHORT_CALLS = 0.25, 32  # share of the later rounds with a row, of fewer calls
 LEAST_CALL_US = {"cpu": 0.5, "cuda": 10.0}  # the time of a call from Python
 # Outputs of a row that are judged: each that differs, of which a deterministic candidate has two, and a few
@@ -67,10 +71,13 @@ def plan_row(buffers: int, call_us: float, output_bytes: int, round_number: int)
     return _row(buffers, max(2, count), most)
 
 
-def plan_suspect_row(buffers: int, call_us: float, output_bytes: int) -> CallRow:
-    """Plan a row of a candidate that refers to its outputs: as many as memory and time allow are alive."""
-    most = min(SUSPECT_OUTPUTS, SUSPECT_BYTES // max(1, output_bytes))
-    return _row(buffers, max(2, min(most, int(SUSPECT_US / call_us))), most)
+def plan_suspect_row(buffers: int, call_us: float, output_bytes: int, suspicion: str) -> CallRow:
+    """Plan a row of a candidate whose outputs may be in a ring: as long as memory and time allow."""
+    in_memory = SUSPECT_BYTES // max(1, output_bytes)
+    most = max(2, min(SUSPECT_OUTPUTS, in_memory))
+    # The candidate may keep all outputs, without a ring.
+    count = min(SUSPECT_CALLS, max(most, 2 * in_memory), int(SUSPECT_US[suspicion] / call_us))
+    return _row(buffers, max(2, count), most)
 
 
 def _row(buffers: int, count: int, most: int) -> CallRow:

@@ -265,9 +265,9 @@ class ComposedCandidate:
         spare = range(self.calls, self.plan.buffers)
         self.load({i: ContentSource(seeds[(i + round_number) % len(seeds)]) for i in spare})
         self._make_row(row)
-        if round_number == 0 and self.steps.are_retained():
-            longer = plan_suspect_row(self.plan.buffers, call_us, self.steps.output_bytes)
-            if len(longer.kept) > len(row.kept):
+        if round_number == 0 and (suspicion := self.steps.ring_suspicion()):
+            longer = plan_suspect_row(self.plan.buffers, call_us, self.steps.output_bytes, suspicion)
+            if len(longer.buffers) > len(row.buffers):
                 row = longer
                 self._make_row(row)
         judged = row.choose_judged(self.steps.digests(row.kept))

@@ -25,6 +25,7 @@ from weft.workbench.calls.buffers import (
 )
 from weft.workbench.calls.guarded_memory import digest
 from weft.workbench.timing.altered_inputs import ElementChoices, alter, choose
+from weft.workbench.timing.call_rows import FOREIGN, RETAINED
 from weft.workbench.timing.composed_candidate import ComposedCandidate
 from weft.workbench.timing.integrity import replaced_functions
 from weft.workbench.timing.plan import COLD, ContentSource, Plan, Runner, RunTimes
@@ -162,15 +163,19 @@ class LocalSteps:
         """Return the index of an output that still holds poison."""
         return next((i for i, output in self._outputs() if has_poison(output)), None)
 
-    def are_retained(self) -> bool:
-        """Return True if other code refers to every output that is kept, or to its memory.
+    def ring_suspicion(self) -> str:
+        """Return RETAINED if other code refers to all outputs that are kept, or to their memory.
 
         A candidate with a ring of buffers does, and so do an honest one that stores its outputs and a
-        function of autograd that needs its output for the gradient.
+        function of autograd that needs its output for the gradient. FOREIGN: torch did not allocate any
+        of that memory, so that its references are unknown.
         """
         usual = next(_references([torch.empty(1)]))
         counts = list(_references(self.runner.outputs()))
-        return bool(counts) and all(c[0] > usual[0] or c[1] > usual[1] for c in counts)
+        if counts and all(c[0] > usual[0] or c[1] > usual[1] for c in counts):
+            return RETAINED
+        storages = (t.untyped_storage() for _, output in self._outputs() for t in tensors_of(output))
+        return FOREIGN if counts and not any(s.resizable() for s in storages) else ""
 
     def hold(self, indexes: Sequence[int]) -> None:
         """Keep outputs alive while they are not too large: a later call may not return their memory."""
