@@ -170,9 +170,9 @@ class LocalSteps:
         function of autograd that needs its output for the gradient. FOREIGN: torch did not allocate any
         of that memory, so that its references are unknown.
         """
-        usual = next(_references([torch.empty(1)]))
+        usual = next(_references([torch.empty(1).view(1)]))
         counts = list(_references(self.runner.outputs()))
-        if counts and all(c[0] > usual[0] or c[1] > usual[1] for c in counts):
+        if counts and all(any(n > u for n, u in zip(each, usual, strict=True)) for each in counts):
             return RETAINED
         storages = (t.untyped_storage() for _, output in self._outputs() for t in tensors_of(output))
         return FOREIGN if counts and not any(s.resizable() for s in storages) else ""
@@ -210,15 +210,19 @@ class LocalSteps:
         return replaced_functions()
 
 
-def _references(outputs: Sequence[Outputs | None]) -> Iterator[tuple[int, int]]:
-    """Yield how many references there are to each tensor and to its memory, with this function's."""
+def _references(outputs: Sequence[Outputs | None]) -> Iterator[tuple[int, int, int]]:
+    """Yield how many references there are to each tensor, to its memory, and to the tensor it is a view of.
+
+    Those of this function count as well. A view itself refers to its base, which refers to the memory.
+    """
     for index in range(len(outputs)):
         output = outputs[index]
         tensors = tensors_of(output) if output is not None else []
         output = None
         for tensor in tensors:
-            storage = tensor.untyped_storage()
-            yield sys.getrefcount(tensor), torch._C._storage_Use_Count(storage._cdata)
+            storage, base = tensor.untyped_storage(), tensor._base
+            in_memory = torch._C._storage_Use_Count(storage._cdata) - (base is not None)
+            yield sys.getrefcount(tensor), in_memory, 0 if base is None else sys.getrefcount(base)
 
 
 def _digests(output: Outputs) -> list[tuple[int, int]]:
