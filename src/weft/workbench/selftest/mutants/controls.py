@@ -176,7 +176,7 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Compare bits, so that NaN equals NaN and -0.0 is not 0.0."""
     if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
         return False
-    bits, other_bits = (t.reshape(-1).view(torch.uint8) for t in (one, other))
+    bits, other_bits = (t.contiguous().view(-1).view(torch.uint8) for t in (one, other))
     return torch.equal(bits, other_bits)
 
 
