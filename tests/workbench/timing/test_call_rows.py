@@ -57,11 +57,11 @@ def test_the_calls_of_a_row_alternate_between_two_contents_at_random() -> None:
 
 def test_a_row_of_slow_calls_is_long_enough_for_a_ring_and_one_of_quick_calls_has_an_end() -> None:
     slow, quick = first_row(4, 5_000.0, 4), first_row(4, 0.5, 4)
-    assert len(slow.kept) == len(slow.buffers) >= RING_CALLS and len(quick.buffers) == MAX_ROW_CALLS
-    assert len(quick.kept) == KEPT_OUTPUTS and {0, MAX_ROW_CALLS - 1} <= set(quick.kept)
+    assert len(slow.kept_positions) == len(slow.buffers) >= RING_CALLS and len(quick.buffers) == MAX_ROW_CALLS
+    assert len(quick.kept_positions) == KEPT_OUTPUTS and {0, MAX_ROW_CALLS - 1} <= set(quick.kept_positions)
     assert len({len(first_row(4, 1_000.0, 4).buffers) for _ in range(20)}) > 5
     assert len(first_row(4, 1e7, 4).buffers) == 2
-    assert len(first_row(4, 100.0, 64 * MIB).kept) == 4
+    assert len(first_row(4, 100.0, 64 * MIB).kept_positions) == 4
     assert plan_row(4, 100.0, 200 * MIB, 0) is None
 
 
@@ -72,7 +72,7 @@ def test_later_rounds_have_few_and_short_rows() -> None:
 
 
 def test_every_output_that_differs_is_judged_once() -> None:
-    row = CallRow(buffers=[0, 1] * 50, kept=list(range(100)))
+    row = CallRow(buffers=[0, 1] * 50, kept_positions=list(range(100)))
     digests = ["right"] * 100
     digests[37] = "wrong"
     for _ in range(20):
@@ -185,7 +185,7 @@ def test_a_suspect_row_takes_bounded_memory_and_time() -> None:
     for call_us, nbytes in ((1.0, 4), (100.0, MIB), (1e6, MIB), (1e8, MIB)):
         for suspicion, seconds in ((RETAINED, 10.0), (FOREIGN, 1.0)):
             row = plan_suspect_row(2, call_us, nbytes, suspicion)
-            assert len(row.buffers) <= SUSPECT_CALLS and len(row.kept) * nbytes <= 1 << 30
+            assert len(row.buffers) <= SUSPECT_CALLS and len(row.kept_positions) * nbytes <= 1 << 30
             assert len(row.buffers) == 2 or len(row.buffers) * call_us <= 1e6 * seconds
 
 

@@ -26,13 +26,13 @@ def schedule(closures: Sequence[Callable[[], Any]], indexes: Sequence[int]) -> l
 
 
 def schedule_row(
-    closures: Sequence[Callable[[], Any]], indexes: Sequence[int], kept: Sequence[int]
+    closures: Sequence[Callable[[], Any]], indexes: Sequence[int], kept_positions: Sequence[int]
 ) -> list[ScheduledCall]:
-    """Return the schedule of calls whose outputs are kept by position, at the positions ``kept``.
+    """Return the schedule of calls whose outputs are kept by position, at the ``kept_positions``.
 
     All others are released before the next call. ``outputs`` needs one place more than there are calls.
     """
-    spare, positions = len(indexes), frozenset(kept)
+    spare, positions = len(indexes), frozenset(kept_positions)
     return [(spare, p if p in positions else spare, closures[i]) for p, i in enumerate(indexes)]
 
 

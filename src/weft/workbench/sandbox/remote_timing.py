@@ -260,11 +260,11 @@ class RemoteSteps:
         indexes: Sequence[int],
         repeats: int = 1,
         mode: str = COLD,
-        kept: Sequence[int] | None = None,
+        kept_positions: Sequence[int] | None = None,
     ) -> RunTimes:
-        positions = None if kept is None else list(kept)
+        positions = None if kept_positions is None else list(kept_positions)
         payload = self.backend.request(
-            "run", indexes=list(indexes), repeats=repeats, mode=mode, kept=positions
+            "run", indexes=list(indexes), repeats=repeats, mode=mode, kept_positions=positions
         ).payload
         us = payload["us"]
         return RunTimes(

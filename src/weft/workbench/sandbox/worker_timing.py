@@ -235,8 +235,8 @@ def _prepare(timing: WorkerTiming, payload: Payload) -> Result:
 
 def _run(timing: WorkerTiming, payload: Payload) -> Result:
     """Make the calls of these indexes and keep their outputs: of a sample, a re-check or anything else."""
-    indexes, repeats, mode, kept = (payload[name] for name in ("indexes", "repeats", "mode", "kept"))
-    return vars(timing.steps.run(indexes, repeats, mode, kept)), ()
+    names = ("indexes", "repeats", "mode", "kept_positions")
+    return vars(timing.steps.run(*(payload[name] for name in names))), ()
 
 
 def _poison(timing: WorkerTiming, payload: Payload) -> Result:

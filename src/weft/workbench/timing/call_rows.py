@@ -42,15 +42,15 @@ class CallRow:
     """Buffer of each call of a row, and the positions of the calls whose outputs are kept."""
 
     buffers: list[int]
-    kept: list[int]
+    kept_positions: list[int]
 
     def choose_judged(self, digests: Sequence[object]) -> list[int]:
         """Return the positions of outputs to judge, at random, from the digests of the kept ones."""
         groups: dict[tuple[int, object], list[int]] = {}
-        for position, digest in zip(self.kept, digests, strict=True):
+        for position, digest in zip(self.kept_positions, digests, strict=True):
             groups.setdefault((self.buffers[position], digest), []).append(position)
         different = [_random.choice(group) for group in groups.values()]
-        again = _random.sample(self.kept, min(JUDGED_AGAIN, len(self.kept)))
+        again = _random.sample(self.kept_positions, min(JUDGED_AGAIN, len(self.kept_positions)))
         return sorted({*_random.sample(different, min(JUDGED_OUTPUTS, len(different))), *again})
 
 
@@ -88,4 +88,4 @@ def _row(buffers: int, count: int, most: int) -> CallRow:
     order = [_random.choice(chosen) for _ in range(count)]
     order[:2] = _random.sample(chosen, len(chosen))[:count] or order[:2]
     inner = _random.sample(range(1, count - 1), min(count, most) - 2)
-    return CallRow(buffers=order, kept=[0, *sorted(inner), count - 1])
+    return CallRow(buffers=order, kept_positions=[0, *sorted(inner), count - 1])

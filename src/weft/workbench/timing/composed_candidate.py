@@ -270,11 +270,11 @@ class ComposedCandidate:
             if len(longer.buffers) > len(row.buffers):
                 row = longer
                 self._make_row(row)
-        judged = row.choose_judged(self.steps.digests(row.kept))
+        judged = row.choose_judged(self.steps.digests(row.kept_positions))
         return RunOutputs(self.steps, "back-to-back", len(row.buffers), row, judged)
 
     def _make_row(self, row: CallRow) -> None:
-        self.steps.run(row.buffers, 1, PLAIN, row.kept)
+        self.steps.run(row.buffers, 1, PLAIN, row.kept_positions)
         self._refuse_shared_memory()
 
     def _refuse_shared_memory(self) -> None:

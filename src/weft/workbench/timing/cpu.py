@@ -168,13 +168,13 @@ class CpuRunner:
         indexes: Sequence[int],
         repeats: int = 1,
         mode: str = COLD,
-        kept: Sequence[int] | None = None,
+        kept_positions: Sequence[int] | None = None,
     ) -> RunTimes:
         """Make the calls of these indexes, ``repeats`` times, between two readings of the clock."""
-        self._row = [] if kept is None else [None] * (len(indexes) + 1)
+        self._row = [] if kept_positions is None else [None] * (len(indexes) + 1)
         scheduled, outputs = schedule(self._closures, indexes), self._outputs
-        if kept is not None:
-            scheduled, outputs = schedule_row(self._closures, indexes, kept), self._row
+        if kept_positions is not None:
+            scheduled, outputs = schedule_row(self._closures, indexes, kept_positions), self._row
         if self._hooks is not None:
             self._hooks.before_clock()
         if mode == COLD and self.plan.flush:
@@ -187,10 +187,10 @@ class CpuRunner:
         spent = _now() - start
         if self._hooks is not None:
             self._hooks.after_clock(_now, start, spent)
-        if kept is None:
+        if kept_positions is None:
             self._inspect(indexes, repeats)
         elif self._inspector is not None:
-            self._inspector.inspect([self._row[p] for p in kept])
+            self._inspector.inspect([self._row[p] for p in kept_positions])
         us = max(0.0, spent / (repeats * len(indexes)) - self.subtract) / 1000
         return RunTimes(us=us, total_us=spent / 1000, wall_us=spent / 1000, cpu_ns=cpu_ns)
 

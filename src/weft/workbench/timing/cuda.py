@@ -300,7 +300,7 @@ class CudaRunner:
         indexes: Sequence[int],
         repeats: int = 1,
         mode: str = COLD,
-        kept: Sequence[int] | None = None,
+        kept_positions: Sequence[int] | None = None,
     ) -> RunTimes:
         """Make the calls of these indexes: in the graph, or one by one where there is none or in PLAIN mode.
 
@@ -308,9 +308,9 @@ class CudaRunner:
         the queue: the sample may be taken again, now behind a longer spin.
         """
         self._last_mode = mode
-        self._row = [] if kept is None else [None] * (len(indexes) + 1)
+        self._row = [] if kept_positions is None else [None] * (len(indexes) + 1)
         if mode == PLAIN:
-            return self._run_plainly(indexes, kept)
+            return self._run_plainly(indexes, kept_positions)
         if self._rests:
             self._wake()
         if self._graph is not None and mode == COLD:
@@ -376,21 +376,21 @@ class CudaRunner:
         overhead = self.backend.overhead_us if graphed else self.backend.plain_overhead
         return max(0.0, us - overhead) / self.calls
 
-    def _run_plainly(self, indexes: Sequence[int], kept: Sequence[int] | None = None) -> RunTimes:
+    def _run_plainly(self, indexes: Sequence[int], kept_positions: Sequence[int] | None = None) -> RunTimes:
         """Make calls by the host, with an empty queue around them; the time is the host's."""
         scheduled, outputs = schedule(self._closures, indexes), self._made
-        if kept is not None:
-            scheduled, outputs = schedule_row(self._closures, indexes, kept), self._row
+        if kept_positions is not None:
+            scheduled, outputs = schedule_row(self._closures, indexes, kept_positions), self._row
         _synchronize()  # an empty queue: a full one would make the host wait for the GPU
         start = _now()
         make_calls(scheduled, outputs)
         spent = (_now() - start) / 1000
         _synchronize()
         first, last = indexes[0], indexes[-1]
-        if kept is None:
+        if kept_positions is None:
             self._inspect(self._made[first : last + 1], first)
         else:
-            self._inspect([self._row[p] for p in kept])
+            self._inspect([self._row[p] for p in kept_positions])
         return RunTimes(us=spent / len(indexes), total_us=spent, wall_us=spent)
 
     def _wall_and_event_time(self, repeats: int, body: Callable[[], object]) -> tuple[float, float]:

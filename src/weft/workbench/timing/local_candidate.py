@@ -88,10 +88,10 @@ class LocalSteps:
         indexes: Sequence[int],
         repeats: int = 1,
         mode: str = COLD,
-        kept: Sequence[int] | None = None,
+        kept_positions: Sequence[int] | None = None,
     ) -> RunTimes:
         """Make calls and keep their outputs; see :class:`Runner`."""
-        return self.runner.run(indexes, repeats, mode, kept)
+        return self.runner.run(indexes, repeats, mode, kept_positions)
 
     def load(self, sources: Mapping[int, ContentSource]) -> None:
         """Write contents into the buffers of these indexes; in the backward, gradients alone."""

@@ -213,11 +213,11 @@ class Runner(Protocol):
     """Candidate bound to its buffers in this process: the only code that calls it while it is timed.
 
     ``run`` makes the calls of these indexes and keeps their outputs, of which ``violation`` says how one
-    differed from a plain tensor of the form that is due. With ``kept``, a PLAIN run keeps the outputs at
-    these positions of the run instead. ``outputs`` are those of the last run by index or position,
-    ``kept_outputs`` all that are alive. ``drop_spare_outputs`` frees those that no later step reads, once
-    new contents are about to be written. ``rest`` frees all memory but the inputs' until the next run. The
-    flags are for a record.
+    differed from a plain tensor of the form that is due. With ``kept_positions``, a PLAIN run keeps the
+    outputs at these positions of the run instead. ``outputs`` are those of the last run by index or
+    position, ``kept_outputs`` all that are alive. ``drop_spare_outputs`` frees those that no later step
+    reads, once new contents are about to be written. ``rest`` frees all memory but the inputs' until the
+    next run. The flags are for a record.
     """
 
     plan: Plan
@@ -232,7 +232,7 @@ class Runner(Protocol):
         indexes: Sequence[int],
         repeats: int = 1,
         mode: str = COLD,
-        kept: Sequence[int] | None = None,
+        kept_positions: Sequence[int] | None = None,
     ) -> RunTimes: ...
     def outputs(self) -> Sequence[Outputs | None]: ...
     def kept_outputs(self) -> Sequence[Outputs | None]: ...
@@ -273,7 +273,7 @@ class CandidateSteps(Protocol):
         indexes: Sequence[int],
         repeats: int = 1,
         mode: str = COLD,
-        kept: Sequence[int] | None = None,
+        kept_positions: Sequence[int] | None = None,
     ) -> RunTimes: ...
     def load(self, sources: Mapping[int, ContentSource]) -> None: ...
     def poison(self) -> None: ...
@@ -415,13 +415,13 @@ def make_plan(footprint: int, cache: int, call_us: float, *, slow_us: float, fit
     """
     # Twice the cache: a buffer's lines are gone before its turn comes again, whatever the replacement.
     rotation = max(2, -(-2 * cache // max(1, footprint)))
-    wanted = ROW_BUFFERS if footprint <= MAX_SPARE_BYTES else 1
+    least_buffers = ROW_BUFFERS if footprint <= MAX_SPARE_BYTES else 1
     target = max(1, int(-(-TARGET_SAMPLE_US // max(call_us, 0.1))))
     limit = max(1, min(MAX_CALLS, fits))
     # Rotation is preferred to a flush: it leaves the cache as a long run of calls does.
     flush = rotation > limit or max(rotation - 1, 1) * call_us > slow_us
     calls = min(target if flush else max(rotation, target), limit)
-    return Plan(calls=calls, flush=flush, spare=max(0, min(wanted, limit) - calls))
+    return Plan(calls=calls, flush=flush, spare=max(0, min(least_buffers, limit) - calls))
 
 
 def describe_trouble(error: Exception) -> str:

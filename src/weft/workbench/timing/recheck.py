@@ -96,7 +96,8 @@ class Recheck:
     of outputs in another process.
 
     ``buffer_seeds`` are the seeds of the buffers, ``content_seeds`` those of the new contents, and
-    ``alteration_seed`` that of the altered elements. With ``rows`` there are rows of calls, too.
+    ``alteration_seed`` that of the altered elements. With ``has_rows`` rounds make rows of
+    calls, too.
     """
 
     def __init__(
@@ -107,7 +108,6 @@ class Recheck:
         content_seeds: Sequence[int],
         backward: bool,
         alteration_seed: int = 0,
-        rows: bool = True,
     ) -> None:
         self.buffer_seeds, self.content_seeds = list(buffer_seeds), list(content_seeds)
         self.contents, self.make_judge, self.backward = contents, make_judge, backward
@@ -116,7 +116,8 @@ class Recheck:
         self.right_digests: dict[Hashable, set[tuple[object, ...]]] = {}
         self.round_number = 0
         self.alteration_seed = alteration_seed
-        self.rows, self.alters = rows, False  # whether elements are altered in this round
+        self.alters = False  # in this round
+        self.has_rows = True
         # From the operating system: no candidate can predict which calls are compared.
         self.random = random.SystemRandom()
         self.positions: list[float] = []
@@ -174,7 +175,7 @@ class Recheck:
         if reason := self.check(candidate):
             changed = "altered: after a few elements of its inputs changed, "
             return f"{changed if self.alters else 'recheck: '}{reason}"
-        if not self.rows or self.alters:
+        if not self.has_rows or self.alters:
             return ""
         try:
             outputs = candidate.run_in_a_row(self.content_seeds, self.round_number)

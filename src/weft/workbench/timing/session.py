@@ -561,14 +561,9 @@ class TimingSession:
         content_seeds = [self._seed(RECHECK_SEED + i) for i in range(SEED_COUNT)]
         alteration_seed = self._seed(ALTERATION_SEED)
         recheck = Recheck(
-            self.seeds[:used],
-            self.contents,
-            make_judge,
-            content_seeds,
-            self.is_backward,
-            alteration_seed,
-            rows="rows" not in self.without,
+            self.seeds[:used], self.contents, make_judge, content_seeds, self.is_backward, alteration_seed
         )
+        recheck.has_rows = "rows" not in self.without
         rounds = {s.candidate.name: rounds_needed(s.timed.calls, s.timed.is_local) for s in self.doubted}
         for number in range(max(rounds.values())):
             recheck.begin_round(number)
