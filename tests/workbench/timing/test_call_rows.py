@@ -52,7 +52,8 @@ def test_the_calls_of_a_row_alternate_between_two_contents_at_random() -> None:
         assert len({i % 2 for i in row.buffers[:2]}) == 2 and len(set(row.buffers)) == 2
         turns = sum(a != b for a, b in zip(row.buffers, row.buffers[1:], strict=False))
         assert 0.3 < turns / len(row.buffers) < 0.7  # neither in turn nor one after the other
-    assert set(first_row(1, 100.0, 4).buffers) == {0}
+    alone = first_row(1, 100.0, 4)
+    assert set(alone.buffers) == {0} and alone.kept_positions[-1] == len(alone.buffers) - 1
 
 
 def test_a_row_of_slow_calls_is_long_enough_for_a_ring_and_one_of_quick_calls_has_an_end() -> None:

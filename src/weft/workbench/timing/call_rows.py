@@ -86,6 +86,6 @@ def _row(buffers: int, count: int, most: int) -> CallRow:
     if buffers > 1:
         chosen.append(1 + 2 * _random.randrange(buffers // 2))
     order = [_random.choice(chosen) for _ in range(count)]
-    order[:2] = _random.sample(chosen, len(chosen))[:count] or order[:2]
+    order[: len(chosen)] = _random.sample(chosen, len(chosen))
     inner = _random.sample(range(1, count - 1), min(count, most) - 2)
     return CallRow(buffers=order, kept_positions=[0, *sorted(inner), count - 1])
