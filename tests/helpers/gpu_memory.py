@@ -208,6 +208,9 @@ def patch(monkeypatch: pytest.MonkeyPatch, model: AllocatorModel) -> None:
         "check.oracle.MIN_BYTES": 1,
         "check.output_judge.SHARED_ELEMENTS": 1,
         "check.tolerance.PIECES": {"cpu": 1 << 16, "cuda": 1 << 16},
+        # An eighth of the problem, as of the smallest that is sampled by single calls.
+        "timing.call_rows.KEPT_BYTES": 1 << 17,
+        "timing.call_rows.SUSPECT_BYTES": 1 << 19,
         "timing.composed_candidate.LATE_WRITE_SECONDS": 0.0,
         "timing.cuda._synchronize": lambda: None,
         "timing.cuda.capture": model.capture,

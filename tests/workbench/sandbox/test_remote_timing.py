@@ -240,7 +240,8 @@ def test_a_cheat_in_the_samples_is_refused_by_one_check_only(make: Callable[[], 
         assert suspicions(outcomes["theirs"]) == [check], outcomes["theirs"]
         assert suspicions(outcomes["ours"]) == []
         sys.setprofile(before)
-        assert suspicions(time_candidate(make(), without=[check])["theirs"]) == []
+        # Inputs stay the same in a row of calls, too.
+        assert suspicions(time_candidate(make(), without=[check, "rows"])["theirs"]) == []
     finally:
         sys.setprofile(before)
 
@@ -262,7 +263,8 @@ def test_a_ring_of_buffers_is_refused_where_a_sample_is_one_call(size: int) -> N
         return next(ring).copy_(compute(x))
 
     outcome = time_candidate(forward)["theirs"]
-    assert suspicions(outcome) in (["outputs"], ["recheck"]) and "still in use" in outcome.refusal
+    assert suspicions(outcome) in (["outputs"], ["rows"]), outcome
+    assert "in use" in outcome.refusal or "returned the same memory" in outcome.refusal
 
 
 @on_toy_clock
@@ -432,7 +434,8 @@ def test_a_thread_is_suspect_if_it_works_after_the_call(computes: bool) -> None:
         return work(x)
 
     few = Budget(seconds=0.1, warmup=0.01, min_samples=3, max_rounds=4, side_samples=1, recheck_seconds=1.0)
-    outcomes = time_candidate(forward, budget=few)["theirs"]
+    # A row of calls beside a thread that holds the interpreter's lock takes half a minute.
+    outcomes = time_candidate(forward, budget=few, without=["rows"])["theirs"]
     stop.set()
     assert outcomes.timing is not None, outcomes
     assert ("threads" in suspicions(outcomes)) == computes, outcomes.timing.flags

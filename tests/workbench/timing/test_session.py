@@ -233,7 +233,7 @@ def test_the_remote_outputs_to_compare_are_unpredictable() -> None:
 class Output:
     """Yield the outputs of a run with one call in another process."""
 
-    label = "timed"
+    label, judged = "timed", None
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -243,6 +243,9 @@ class Output:
 
     def pick(self, indexes: Sequence[int]) -> dict[int, torch.Tensor]:
         return dict.fromkeys(indexes, self.tensor)
+
+    def buffer_of(self, call: int) -> int:
+        return call
 
 
 def test_an_equal_large_output_is_judged_once_for_each_contents(monkeypatch: pytest.MonkeyPatch) -> None:

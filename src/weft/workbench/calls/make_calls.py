@@ -25,6 +25,17 @@ def schedule(closures: Sequence[Callable[[], Any]], indexes: Sequence[int]) -> l
     return [(i if repeats else spare, i, closures[i]) for i in indexes]
 
 
+def schedule_row(
+    closures: Sequence[Callable[[], Any]], indexes: Sequence[int], kept_positions: Sequence[int]
+) -> list[ScheduledCall]:
+    """Return the schedule of calls whose outputs are kept by position, at the ``kept_positions``.
+
+    All others are released before the next call. ``outputs`` needs one place more than there are calls.
+    """
+    spare, positions = len(indexes), frozenset(kept_positions)
+    return [(spare, p if p in positions else spare, closures[i]) for p, i in enumerate(indexes)]
+
+
 def make_calls(scheduled: Sequence[ScheduledCall], outputs: list[Any]) -> None:
     """Make the calls in order; store each output at its index."""
     for emptied, index, call in scheduled:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,13 +40,18 @@ class DataTemplate:
         """The tensors without the buffers."""
         return tuple(t for n, t in enumerate(self.tensors) if n not in self.buffers)
 
+    @cached_property
+    def _is_flat(self) -> bool:
+        """True for a plain tuple of all tensors: it is the inputs themselves, at no cost in a timed call."""
+        return type(self.tree) is tuple and self.tree == tuple(map(_TensorIndex, range(len(self.tensors))))
+
     def without_buffers(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [t for n, t in enumerate(tensors) if n not in self.buffers]
 
     def build(self, inputs: Sequence[torch.Tensor], float64: bool = False) -> tuple[Any, list[Any]]:
         """Return data that contains these inputs, and its new buffers (in float64 on request)."""
         if not self.buffers:
-            return _fill_tree(self.tree, inputs), []
+            return (tuple(inputs) if self._is_flat else _fill_tree(self.tree, inputs)), []
         tensors, remaining, buffers = [], iter(inputs), []
         for index, spec in enumerate(self.tensors):
             if index not in self.buffers:

@@ -38,6 +38,7 @@ from weft.workbench.judge.variation import (
 Data = Any
 Digest = tuple[int, int]
 Compute = Callable[[Data, "ProblemCase"], Any]  # a file's function, at the weights of a case
+_set_grad_enabled = torch._C._set_grad_enabled
 OwnCheckFunction = Callable[[Case, int, Any], tuple[bool, str]]
 
 
@@ -189,9 +190,11 @@ class Generator:
 
     def call_context(self, behavior: ReferenceBehavior) -> Any:
         """Return the context of a call: fixed random numbers and ``cuda`` as ``cpu`` if needed."""
-        # A nullcontext in the common case: this runs inside the timed call.
-        plain = not (behavior.random or self.cuda_on_cpu)
-        return nullcontext() if plain else self._call_context(behavior)
+        return nullcontext() if self.calls_plainly(behavior) else self._call_context(behavior)
+
+    def calls_plainly(self, behavior: ReferenceBehavior) -> bool:
+        """Return True if a call needs no context, which would take time inside of each timed call."""
+        return not (behavior.random or self.cuda_on_cpu)
 
     @contextmanager
     def _call_context(self, behavior: ReferenceBehavior) -> Iterator[None]:
@@ -401,12 +404,21 @@ def make_implementation(
 ) -> Implementation:
     """Return a function of data as an implementation, which is called with separate inputs."""
     by_name = {c.name: c for c in cases}
+    is_plain = generator.calls_plainly(behavior)
 
     def forward(*inputs: torch.Tensor, point: str) -> Any:
         case = by_name[point]
         data, buffers = _template(case).build(inputs)
-        with torch.no_grad(), generator.call_context(behavior):
-            return output_tensors(compute(data, case), buffers, behavior.keys)
+        # The function behind `no_grad`: its context takes several us of a call, and of the time between two.
+        had_gradients = torch.is_grad_enabled()
+        _set_grad_enabled(False)
+        try:
+            if is_plain:
+                return output_tensors(compute(data, case), buffers, behavior.keys)
+            with generator.call_context(behavior):
+                return output_tensors(compute(data, case), buffers, behavior.keys)
+        finally:
+            _set_grad_enabled(had_gradients)
 
     return Implementation(
         operator=operator.name,

@@ -29,6 +29,7 @@ from weft.workbench.calls.buffers import (
 )
 from weft.workbench.sandbox.memory_map import MapHidden, MemoryRange, describe_lazy_memory, read_map
 from weft.workbench.timing.altered_inputs import altered, choose
+from weft.workbench.timing.call_rows import FOREIGN, RETAINED
 from weft.workbench.timing.composed_candidate import ComposedCandidate
 from weft.workbench.timing.plan import (
     COLD,
@@ -137,8 +138,8 @@ class RemoteTimingBackend:
         self.overhead_us = float(backend["overhead_us"])
         cores, spin_ns = backend["cpu_limits"]
         self.cpu_limits = int(cores), int(spin_ns)
-        # Known by the estimate: bytes of one call, its tensors, and those that change between calls.
-        self.call_bytes = 0
+        # Known by the estimate: bytes of a call and its outputs, its tensors, and which change between calls.
+        self.call_bytes = self.output_bytes = 0
         self.rests = False  # frees all memory but the inputs' after each sample
         self.all_positions: list[int] = []
         self.changing_positions: list[int] = []
@@ -175,7 +176,7 @@ class RemoteTimingBackend:
         self.request("allocate", count=1)
         self.write({0: ContentSource(buffers.seed)}, lambda _: buffers, self.all_positions)
         estimate = self.request("estimate").payload
-        output_bytes = int(estimate["output_bytes"])
+        self.output_bytes = output_bytes = int(estimate["output_bytes"])
         # The reference of a large problem on a GPU, where its candidate and the judge need the memory.
         is_large = self.call_bytes + output_bytes > SINGLE_CALL_BYTES
         self.rests = self.trusted and self.device == "cuda" and is_large
@@ -248,14 +249,23 @@ class RemoteSteps:
     ) -> None:
         self.backend, self.contents, self.plan = backend, contents, plan
         self.flags, self.violations, self.device = backend.flags, backend.violations, backend.device
-        self.call_bytes = call_bytes
-        reply = backend.request("prepare", calls=plan.calls, flush=plan.flush)
+        self.call_bytes, self.output_bytes = call_bytes, backend.output_bytes
+        reply = backend.request("prepare", calls=plan.calls, flush=plan.flush, spare=plan.spare)
         self.calls = int(reply.payload["calls"])
         if self.calls != plan.calls:
             raise IntegrityError("its process prepared another number of calls than requested")
 
-    def run(self, indexes: Sequence[int], repeats: int = 1, mode: str = COLD) -> RunTimes:
-        payload = self.backend.request("run", indexes=list(indexes), repeats=repeats, mode=mode).payload
+    def run(
+        self,
+        indexes: Sequence[int],
+        repeats: int = 1,
+        mode: str = COLD,
+        kept_positions: Sequence[int] | None = None,
+    ) -> RunTimes:
+        positions = None if kept_positions is None else list(kept_positions)
+        payload = self.backend.request(
+            "run", indexes=list(indexes), repeats=repeats, mode=mode, kept_positions=positions
+        ).payload
         us = payload["us"]
         return RunTimes(
             us=None if us is None else float(us),
@@ -307,6 +317,10 @@ class RemoteSteps:
         index = self.backend.request("unwritten").payload["index"]
         return None if index is None else int(index)
 
+    def ring_suspicion(self) -> str:
+        suspicion = self.backend.request("ring_suspicion").payload["suspicion"]
+        return suspicion if suspicion in (RETAINED, FOREIGN) else ""
+
     def hold(self, indexes: Sequence[int]) -> None:
         self.backend.request("hold", indexes=list(indexes))
 
@@ -315,6 +329,10 @@ class RemoteSteps:
 
     def has_changed(self) -> bool:
         return bool(self.backend.request("has_changed").payload["changed"])
+
+    def digests(self, indexes: Sequence[int]) -> Sequence[object]:
+        reply = self.backend.request("digests", indexes=list(indexes)).payload["digests"]
+        return [str(digest) for digest in reply]
 
     def cpu_limits(self) -> tuple[int, int]:
         return self.backend.cpu_limits

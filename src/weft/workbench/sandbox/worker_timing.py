@@ -90,6 +90,7 @@ class TimingHandlers:
         others = (
             *(_memory, _allocate, _load, _generate, _poison, _rest, _evict, _wait, _clock, _nothing),
             *(_pick, _ranges, _shared_memory, _unwritten, _hold, _store_digests, _has_changed),
+            *(_digests, _ring_suspicion),
         )
         on_a_timing: dict[str, Handler] = {
             f"timing.{step.__name__.removeprefix('_')}": partial(self._run_step, step, step in calling)
@@ -225,7 +226,7 @@ def _estimate(timing: WorkerTiming, payload: Payload) -> Result:
 
 
 def _prepare(timing: WorkerTiming, payload: Payload) -> Result:
-    plan = Plan(calls=payload["calls"], flush=payload["flush"])
+    plan = Plan(calls=payload["calls"], flush=payload["flush"], spare=payload["spare"])
     runner = timing.backend.make_runner(timing.candidate, timing.buffers, plan)
     timing.prepared = LocalSteps(runner, timing.buffers, timing.contents, timing.device)
     release_unused_memory(UNUSED_BYTES)  # outputs of the calls before a capture, which has memory of its own
@@ -234,7 +235,8 @@ def _prepare(timing: WorkerTiming, payload: Payload) -> Result:
 
 def _run(timing: WorkerTiming, payload: Payload) -> Result:
     """Make the calls of these indexes and keep their outputs: of a sample, a re-check or anything else."""
-    return vars(timing.steps.run(payload["indexes"], payload["repeats"], payload["mode"])), ()
+    names = ("indexes", "repeats", "mode", "kept_positions")
+    return vars(timing.steps.run(*(payload[name] for name in names))), ()
 
 
 def _poison(timing: WorkerTiming, payload: Payload) -> Result:
@@ -275,6 +277,10 @@ def _unwritten(timing: WorkerTiming, payload: Payload) -> Result:
     return {"index": timing.steps.unwritten()}, ()
 
 
+def _ring_suspicion(timing: WorkerTiming, payload: Payload) -> Result:
+    return {"suspicion": timing.steps.ring_suspicion()}, ()
+
+
 def _hold(timing: WorkerTiming, payload: Payload) -> Result:
     timing.steps.hold(payload["indexes"])
     return {}, ()
@@ -287,6 +293,10 @@ def _store_digests(timing: WorkerTiming, payload: Payload) -> Result:
 
 def _has_changed(timing: WorkerTiming, payload: Payload) -> Result:
     return {"changed": timing.steps.has_changed()}, ()
+
+
+def _digests(timing: WorkerTiming, payload: Payload) -> Result:
+    return {"digests": timing.steps.digests(payload["indexes"])}, ()
 
 
 def _ranges(timing: WorkerTiming, payload: Payload) -> Result:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.workbench.calls.buffers import Outputs
+from weft.workbench.timing.call_rows import LEAST_CALL_US, CallRow, plan_row, plan_suspect_row
 from weft.workbench.timing.plan import (
     COLD,
     CROSS_CHECK_TRIES,
@@ -40,8 +41,6 @@ HOST_CALLS = 20  # calls in a batch on a GPU: far fewer than the launch queue ho
 HOST_US = 10_000.0  # or as many as take this long, but not fewer than
 LEAST_HOST_CALLS = 4
 HELD_CALLS = 4  # calls of a re-check whose outputs stay alive
-RING_OUTPUTS = 128  # outputs that are alive at once, to find a ring of buffers; fewer where they are large
-RING_SECONDS = 0.5  # or where calls are slow
 CHUNKS = 3  # runs that the plain calls of a re-check are divided into, at random
 LATE_WRITE_SECONDS = 0.02  # work that a call left running has this long to change its output
 CROSS_CHECK_US = {"cuda": 5_000.0, "cpu": 20_000.0}  # the two clocks are compared over this time
@@ -55,9 +54,16 @@ class RunOutputs:
     steps: CandidateSteps
     label: str
     count: int
+    row: CallRow | None = (
+        None  # of which these are the outputs, and whose calls of these positions are judged
+    )
+    judged: Sequence[int] | None = None
 
     def __len__(self) -> int:
         return self.count
+
+    def buffer_of(self, call: int) -> int:
+        return self.row.buffers[call] if self.row is not None else call
 
     def pick(self, indexes: Sequence[int]) -> Mapping[int, Outputs]:
         return self.steps.pick(indexes)
@@ -244,23 +250,32 @@ class ComposedCandidate:
         if self._changes_later(LATE_WRITE_SECONDS if round_number == 0 else 0.0):
             raise IntegrityError("the output changed after the call had returned")
         self.steps.poison()
-        if round_number == 0 and not self.on_gpu:  # a graph's outputs are those of its capture
-            self._refuse_rings()
         self.steps.hold([i for i in self._all if _random.randrange(self.calls) < HELD_CALLS])
 
-    def _refuse_rings(self) -> None:
-        """Make plain calls whose outputs all stay alive, and refuse memory that comes back.
+    def run_in_a_row(self, seeds: Sequence[int], round_number: int) -> RunOutputs | None:
+        """Make a row of calls, of this round's contents; return its outputs, None for a round without one.
 
-        A sample can be a single call: then no two outputs of a ring of buffers are alive at once elsewhere.
+        Raises :class:`IntegrityError` for outputs that share memory.
         """
-        start = time.perf_counter()
-        for _ in range(0, RING_OUTPUTS - self.calls, self.calls):
-            self.steps.hold(self._all)
-            self.steps.run(self._all, 1, PLAIN)
-            if reason := self.steps.shared_memory():
-                raise IntegrityError(reason)
-            if time.perf_counter() - start > RING_SECONDS:
-                return
+        call_us = max(self._least, LEAST_CALL_US[self.steps.device])
+        row = plan_row(self.plan.buffers, call_us, self.steps.output_bytes, round_number)
+        if row is None:
+            return None
+        # The others hold this round's contents.
+        spare = range(self.calls, self.plan.buffers)
+        self.load({i: ContentSource(seeds[(i + round_number) % len(seeds)]) for i in spare})
+        self._make_row(row)
+        if round_number == 0 and (suspicion := self.steps.ring_suspicion()):
+            longer = plan_suspect_row(self.plan.buffers, call_us, self.steps.output_bytes, suspicion)
+            if len(longer.buffers) > len(row.buffers):
+                row = longer
+                self._make_row(row)
+        judged = row.choose_judged(self.steps.digests(row.kept_positions))
+        return RunOutputs(self.steps, "back-to-back", len(row.buffers), row, judged)
+
+    def _make_row(self, row: CallRow) -> None:
+        self.steps.run(row.buffers, 1, PLAIN, row.kept_positions)
+        self._refuse_shared_memory()
 
     def _refuse_shared_memory(self) -> None:
         self.steps.wait()

@@ -17,7 +17,7 @@ import torch
 from weft import machine
 from weft.workbench.calls import heap
 from weft.workbench.calls.buffers import InputBuffers, MakeBuffers, Outputs, tensors_of
-from weft.workbench.calls.make_calls import call_once, make_calls, schedule
+from weft.workbench.calls.make_calls import call_once, make_calls, schedule, schedule_row
 from weft.workbench.timing.composed_candidate import ComposedCandidate
 from weft.workbench.timing.hooks import HookMonitor
 from weft.workbench.timing.local_candidate import prepare
@@ -139,21 +139,23 @@ class CpuRunner:
         self._closures = list(closures)
         # An output lives until its buffer's next call, so that outputs rotate through memory too.
         self._outputs: list[Outputs | None] = [None] * (len(self._closures) + 1)
+        self._row: list[Outputs | None] = []  # by position, of the last run if it kept them so
 
     @property
     def calls(self) -> int:
-        return len(self._closures)
+        return self.plan.calls
 
     @property
     def violation(self) -> str:
         return self._inspector.violation if self._inspector else ""
 
     def outputs(self) -> Sequence[Outputs | None]:
-        """Return the outputs that are kept, by index."""
+        """Return the outputs of the last run, by index or position."""
         # The list itself: a copy would keep the outputs alive, and the next sample would need other memory.
-        return self._outputs
+        return self._row or self._outputs
 
-    kept_outputs = outputs
+    def kept_outputs(self) -> Sequence[Outputs | None]:
+        return [*self._outputs, *self._row]
 
     def rest(self) -> None:
         """Do nothing: there is no graph, and the memory of outputs is used again by the next call."""
@@ -161,9 +163,18 @@ class CpuRunner:
     def drop_spare_outputs(self) -> None:
         """Drop nothing: the next calls free them, which then find the same memory."""
 
-    def run(self, indexes: Sequence[int], repeats: int = 1, mode: str = COLD) -> RunTimes:
+    def run(
+        self,
+        indexes: Sequence[int],
+        repeats: int = 1,
+        mode: str = COLD,
+        kept_positions: Sequence[int] | None = None,
+    ) -> RunTimes:
         """Make the calls of these indexes, ``repeats`` times, between two readings of the clock."""
+        self._row = [] if kept_positions is None else [None] * (len(indexes) + 1)
         scheduled, outputs = schedule(self._closures, indexes), self._outputs
+        if kept_positions is not None:
+            scheduled, outputs = schedule_row(self._closures, indexes, kept_positions), self._row
         if self._hooks is not None:
             self._hooks.before_clock()
         if mode == COLD and self.plan.flush:
@@ -176,7 +187,10 @@ class CpuRunner:
         spent = _now() - start
         if self._hooks is not None:
             self._hooks.after_clock(_now, start, spent)
-        self._inspect(indexes, repeats)
+        if kept_positions is None:
+            self._inspect(indexes, repeats)
+        elif self._inspector is not None:
+            self._inspector.inspect([self._row[p] for p in kept_positions])
         us = max(0.0, spent / (repeats * len(indexes)) - self.subtract) / 1000
         return RunTimes(us=us, total_us=spent / 1000, wall_us=spent / 1000, cpu_ns=cpu_ns)
 

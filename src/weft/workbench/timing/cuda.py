@@ -25,7 +25,7 @@ from weft import machine
 from weft.machine import driver
 from weft.workbench.calls.buffers import InputBuffers, MakeBuffers, Outputs, tensors_of
 from weft.workbench.calls.graph_capture import graph_capture
-from weft.workbench.calls.make_calls import call_once, make_calls, schedule
+from weft.workbench.calls.make_calls import call_once, make_calls, schedule, schedule_row
 from weft.workbench.timing.composed_candidate import ComposedCandidate
 from weft.workbench.timing.local_candidate import prepare
 from weft.workbench.timing.output_inspector import OutputInspector
@@ -220,10 +220,12 @@ class CudaRunner:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._captured: list[Outputs] = []  # outputs of every replay of the graph
         # Outputs of calls outside the graph; each lives until the next call of its buffer.
-        self._made: list[Outputs | None] = [None] * (self.calls + 1)
+        self._made: list[Outputs | None] = [None] * (len(self._closures) + 1)
+        self._row: list[Outputs | None] = []  # by position, of the last run if it kept them so
+        self._timed_closures = self._closures[: plan.calls]
         self._scheduled = schedule(self._closures, range(self.calls))
         self._replay_warm: Callable[[], object] | None = None
-        self._lead: Callable[[], object] = partial(call_once, self._closures[-1])
+        self._lead: Callable[[], object] = partial(call_once, self._timed_closures[-1])
         self._last_mode, self._rests = COLD, False
         try:
             self._capture()
@@ -235,12 +237,12 @@ class CudaRunner:
 
     def _capture(self) -> None:
         """Capture the calls, and the lead where no flush takes its place."""
-        self._graph, self._captured = capture(self._closures, keep=True)
+        self._graph, self._captured = capture(self._timed_closures, keep=True)
         # A replay returns no new objects: these are the outputs of all samples.
         self._inspect(self._captured)
         if not self.plan.flush:
             # The same memory pool: of what the calls freed in it, the lead uses what it can.
-            lead, _ = capture(self._closures[-1:], keep=False, pool=self._graph.pool())
+            lead, _ = capture(self._timed_closures[-1:], keep=False, pool=self._graph.pool())
             self._lead = lead.replay
 
     def rest(self) -> None:
@@ -249,8 +251,8 @@ class CudaRunner:
             return
         self._rests = True
         self._graph, self._captured, self._replay_warm = None, [], None
-        self._lead = partial(call_once, self._closures[-1])
-        self._made = [None] * (self.calls + 1)
+        self._lead = partial(call_once, self._timed_closures[-1])
+        self._made, self._row = [None] * (len(self._closures) + 1), []
 
     def _wake(self) -> None:
         """Capture the calls again after a rest; the first replay of a graph is no sample."""
@@ -268,7 +270,7 @@ class CudaRunner:
 
     @property
     def calls(self) -> int:
-        return len(self._closures)
+        return self.plan.calls
 
     @property
     def violation(self) -> str:
@@ -279,26 +281,36 @@ class CudaRunner:
             self._inspector.inspect(outputs, first_call)
 
     def outputs(self) -> Sequence[Outputs | None]:
-        """Return the outputs of the last run, by index."""
+        """Return the outputs of the last run, by index or position."""
+        if self._row:
+            return self._row
         return self._captured if self._graph is not None and self._last_mode != PLAIN else self._made
 
     def kept_outputs(self) -> Sequence[Outputs | None]:
-        return [*self._captured, *self._made]
+        return [*self._captured, *self._made, *self._row]
 
     def drop_spare_outputs(self) -> None:
         """Drop the outputs of calls outside of the graph; without a graph all outputs are such."""
+        self._row = []
         if self._graph is not None:
-            self._made = [None] * (self.calls + 1)
+            self._made = [None] * (len(self._closures) + 1)
 
-    def run(self, indexes: Sequence[int], repeats: int = 1, mode: str = COLD) -> RunTimes:
+    def run(
+        self,
+        indexes: Sequence[int],
+        repeats: int = 1,
+        mode: str = COLD,
+        kept_positions: Sequence[int] | None = None,
+    ) -> RunTimes:
         """Make the calls of these indexes: in the graph, or one by one where there is none or in PLAIN mode.
 
         The graphs hold all calls, and as many calls of the first. ``us`` is None where the GPU was ahead of
         the queue: the sample may be taken again, now behind a longer spin.
         """
         self._last_mode = mode
+        self._row = [] if kept_positions is None else [None] * (len(indexes) + 1)
         if mode == PLAIN:
-            return self._run_plainly(indexes)
+            return self._run_plainly(indexes, kept_positions)
         if self._rests:
             self._wake()
         if self._graph is not None and mode == COLD:
@@ -364,16 +376,21 @@ class CudaRunner:
         overhead = self.backend.overhead_us if graphed else self.backend.plain_overhead
         return max(0.0, us - overhead) / self.calls
 
-    def _run_plainly(self, indexes: Sequence[int]) -> RunTimes:
+    def _run_plainly(self, indexes: Sequence[int], kept_positions: Sequence[int] | None = None) -> RunTimes:
         """Make calls by the host, with an empty queue around them; the time is the host's."""
-        scheduled = schedule(self._closures, indexes)
+        scheduled, outputs = schedule(self._closures, indexes), self._made
+        if kept_positions is not None:
+            scheduled, outputs = schedule_row(self._closures, indexes, kept_positions), self._row
         _synchronize()  # an empty queue: a full one would make the host wait for the GPU
         start = _now()
-        make_calls(scheduled, self._made)
+        make_calls(scheduled, outputs)
         spent = (_now() - start) / 1000
         _synchronize()
         first, last = indexes[0], indexes[-1]
-        self._inspect(self._made[first : last + 1], first)
+        if kept_positions is None:
+            self._inspect(self._made[first : last + 1], first)
+        else:
+            self._inspect([self._row[p] for p in kept_positions])
         return RunTimes(us=spent / len(indexes), total_us=spent, wall_us=spent)
 
     def _wall_and_event_time(self, repeats: int, body: Callable[[], object]) -> tuple[float, float]:

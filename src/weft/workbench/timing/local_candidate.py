@@ -7,6 +7,7 @@ are picked.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -24,6 +25,7 @@ from weft.workbench.calls.buffers import (
 )
 from weft.workbench.calls.guarded_memory import digest
 from weft.workbench.timing.altered_inputs import ElementChoices, alter, choose
+from weft.workbench.timing.call_rows import FOREIGN, RETAINED
 from weft.workbench.timing.composed_candidate import ComposedCandidate
 from weft.workbench.timing.integrity import replaced_functions
 from weft.workbench.timing.plan import COLD, ContentSource, Plan, Runner, RunTimes
@@ -76,9 +78,20 @@ class LocalSteps:
     def violations(self) -> Mapping[str, str]:
         return {"outputs": self.runner.violation} if self.runner.violation else {}
 
-    def run(self, indexes: Sequence[int], repeats: int = 1, mode: str = COLD) -> RunTimes:
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of an output of the last run."""
+        return next((sum(t.nbytes for t in tensors_of(output)) for _, output in self._outputs()), 0)
+
+    def run(
+        self,
+        indexes: Sequence[int],
+        repeats: int = 1,
+        mode: str = COLD,
+        kept_positions: Sequence[int] | None = None,
+    ) -> RunTimes:
         """Make calls and keep their outputs; see :class:`Runner`."""
-        return self.runner.run(indexes, repeats, mode)
+        return self.runner.run(indexes, repeats, mode, kept_positions)
 
     def load(self, sources: Mapping[int, ContentSource]) -> None:
         """Write contents into the buffers of these indexes; in the backward, gradients alone."""
@@ -126,7 +139,12 @@ class LocalSteps:
 
     def shared_memory(self) -> str:
         """Return that an output has the memory of another output that is in use, or an empty string."""
-        outputs = [output for _, output in self._outputs()]
+        # A gradient may be a view of the incoming one, which is the same for several calls of a row.
+        own = (
+            [t for t in tensors_of(output) if t.untyped_storage().data_ptr() not in self.protected]
+            for _, output in self._outputs()
+        )
+        outputs = [tuple(tensors) for tensors in own]
         if shares_memory(outputs):
             return "two timed calls returned the same memory: one overwrites the other's answer"
         if any(t.numel() and t.data_ptr() in self._held for output in outputs for t in tensors_of(output)):
@@ -144,6 +162,20 @@ class LocalSteps:
     def unwritten(self) -> int | None:
         """Return the index of an output that still holds poison."""
         return next((i for i, output in self._outputs() if has_poison(output)), None)
+
+    def ring_suspicion(self) -> str:
+        """Return RETAINED if other code refers to all outputs that are kept, or to their memory.
+
+        A candidate with a ring of buffers does, and so do an honest one that stores its outputs and a
+        function of autograd that needs its output for the gradient. FOREIGN: torch did not allocate any
+        of that memory, so that its references are unknown.
+        """
+        usual = next(_references([torch.empty(1).view(1)]))
+        counts = list(_references(self.runner.outputs()))
+        if counts and all(any(n > u for n, u in zip(each, usual, strict=True)) for each in counts):
+            return RETAINED
+        storages = (t.untyped_storage() for _, output in self._outputs() for t in tensors_of(output))
+        return FOREIGN if counts and not any(s.resizable() for s in storages) else ""
 
     def hold(self, indexes: Sequence[int]) -> None:
         """Keep outputs alive while they are not too large: a later call may not return their memory."""
@@ -165,6 +197,10 @@ class LocalSteps:
         before, self._digests_before = self._digests_before, []
         return any(_digests(self._output(i)) != digests for i, digests in before)
 
+    def digests(self, indexes: Sequence[int]) -> Sequence[object]:
+        """Return digests of these outputs, equal for outputs of the same bytes."""
+        return [tuple(_digests(self._output(i))) for i in indexes]
+
     def cpu_limits(self) -> tuple[int, int]:
         """Return the number of cores, and the ns of CPU time that torch's threads spin after a call."""
         backend = getattr(self.runner, "backend", None)
@@ -172,6 +208,21 @@ class LocalSteps:
 
     def replaced_functions(self) -> list[str]:
         return replaced_functions()
+
+
+def _references(outputs: Sequence[Outputs | None]) -> Iterator[tuple[int, int, int]]:
+    """Yield how many references there are to each tensor, to its memory, and to the tensor it is a view of.
+
+    Those of this function count as well. A view itself refers to its base, which refers to the memory.
+    """
+    for index in range(len(outputs)):
+        output = outputs[index]
+        tensors = tensors_of(output) if output is not None else []
+        output = None
+        for tensor in tensors:
+            storage, base = tensor.untyped_storage(), tensor._base
+            in_memory = torch._C._storage_Use_Count(storage._cdata) - (base is not None)
+            yield sys.getrefcount(tensor), in_memory, 0 if base is None else sys.getrefcount(base)
 
 
 def _digests(output: Outputs) -> list[tuple[int, int]]:

@@ -28,6 +28,7 @@ CHECKS: dict[str, tuple[str, ...]] = {
     "sampled": ("sampled:",),
     "hooks": ("hooks:",),
     "altered": ("altered:",),
+    "rows": ("rows:",),
     "fresh": ("suspect: slower on contents", "suspect: never timed on contents"),
     "clocks": ("suspect: clocks disagree", "suspect: side-stream"),
     "wall": ("suspect: the parent's clock disagrees",),
@@ -53,6 +54,9 @@ CROSS_CHECK_TRIES = 3  # two clocks may disagree this often before the candidate
 # A call that touches more bytes is sampled alone, after a flush: each further call would need as much memory
 # again. It takes half a millisecond on the fastest memory, so that the gap before a launch does not count.
 SINGLE_CALL_BYTES = 1 << 31
+# Buffers that calls in a row alternate between, so that no answer is right for two calls in turn. Where a
+# sample has fewer, the others are spare ones; calls that touch more bytes get none.
+ROW_BUFFERS, MAX_SPARE_BYTES = 2, 1 << 28
 MAX_OVERTIME = 3.0  # multiple of a budget's seconds for a candidate that has too few samples
 
 
@@ -130,11 +134,17 @@ class Plan:
     """Number of calls in one sample, and whether the cache is flushed before it.
 
     Without a flush the inputs and outputs of all calls are at least twice the cache, so that each
-    call finds other calls' lines in the cache and none of its own.
+    call finds other calls' lines in the cache and none of its own. ``spare`` is the number of buffers
+    that samples do not use.
     """
 
     calls: int
     flush: bool
+    spare: int = 0
+
+    @property
+    def buffers(self) -> int:
+        return self.calls + self.spare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,11 +163,16 @@ class Outcome:
 class TimedOutputs(Protocol):
     """Outputs of one pass over the buffers, one for each call; ``label`` names the kind of pass.
 
-    Of calls in a worker process only the outputs that are picked travel to this process.
+    Of calls in a worker process only the outputs that are picked travel to this process. ``judged`` are the
+    calls of a row whose outputs are judged, None where the caller chooses; ``buffer_of`` a call is its
+    buffer's index.
     """
 
     @property
     def label(self) -> str: ...
+    @property
+    def judged(self) -> Sequence[int] | None: ...
+    def buffer_of(self, call: int) -> int: ...
     def __len__(self) -> int: ...
     def pick(self, indexes: Sequence[int]) -> Mapping[int, Outputs]: ...
 
@@ -198,10 +213,11 @@ class Runner(Protocol):
     """Candidate bound to its buffers in this process: the only code that calls it while it is timed.
 
     ``run`` makes the calls of these indexes and keeps their outputs, of which ``violation`` says how one
-    differed from a plain tensor of the form that is due. ``outputs`` are those of the last run by index,
-    ``kept_outputs`` all that are alive. ``drop_spare_outputs`` frees those that no later step reads, once
-    new contents are about to be written. ``rest`` frees all memory but the inputs' until the next run. The
-    flags are for a record.
+    differed from a plain tensor of the form that is due. With ``kept_positions``, a PLAIN run keeps the
+    outputs at these positions of the run instead. ``outputs`` are those of the last run by index or
+    position, ``kept_outputs`` all that are alive. ``drop_spare_outputs`` frees those that no later step
+    reads, once new contents are about to be written. ``rest`` frees all memory but the inputs' until the
+    next run. The flags are for a record.
     """
 
     plan: Plan
@@ -211,7 +227,13 @@ class Runner(Protocol):
     def calls(self) -> int: ...
     @property
     def violation(self) -> str: ...
-    def run(self, indexes: Sequence[int], repeats: int = 1, mode: str = COLD) -> RunTimes: ...
+    def run(
+        self,
+        indexes: Sequence[int],
+        repeats: int = 1,
+        mode: str = COLD,
+        kept_positions: Sequence[int] | None = None,
+    ) -> RunTimes: ...
     def outputs(self) -> Sequence[Outputs | None]: ...
     def kept_outputs(self) -> Sequence[Outputs | None]: ...
     def drop_spare_outputs(self) -> None: ...
@@ -223,13 +245,15 @@ class Runner(Protocol):
 class CandidateSteps(Protocol):
     """Steps that a timing is composed of, for a candidate in this process or in another.
 
-    Only ``run`` makes calls of the candidate. ``outputs`` are those of the last run, by index.
+    Only ``run`` makes calls of the candidate. ``pick`` returns outputs of the last run, by index or by
+    position (:class:`Runner`); ``output_bytes`` is the size of one. ``ring_suspicion`` says why all
+    of them may be in a ring of buffers (:mod:`call_rows`).
     ``load`` writes contents into the buffers of these indexes, ``poison`` overwrites old outputs, ``evict``
     fills the cache with clean lines, ``wait`` waits until all work is done and returns the CPU clock (ns).
     ``shared_memory`` says that two outputs, or an output and one that ``hold`` keeps, have the same memory;
     ``lazy_memory`` says why a read of the memory of these outputs could run code of the candidate.
     ``unwritten`` returns the index of an output that still holds poison. ``store_digests`` stores digests of
-    outputs, with which ``has_changed`` compares.
+    outputs, with which ``has_changed`` compares; ``digests`` returns them.
     """
 
     is_local: bool
@@ -241,8 +265,16 @@ class CandidateSteps(Protocol):
     @property
     def calls(self) -> int: ...
     @property
+    def output_bytes(self) -> int: ...
+    @property
     def violations(self) -> Mapping[str, str]: ...
-    def run(self, indexes: Sequence[int], repeats: int = 1, mode: str = COLD) -> RunTimes: ...
+    def run(
+        self,
+        indexes: Sequence[int],
+        repeats: int = 1,
+        mode: str = COLD,
+        kept_positions: Sequence[int] | None = None,
+    ) -> RunTimes: ...
     def load(self, sources: Mapping[int, ContentSource]) -> None: ...
     def poison(self) -> None: ...
     def evict(self) -> None: ...
@@ -251,9 +283,11 @@ class CandidateSteps(Protocol):
     def shared_memory(self) -> str: ...
     def lazy_memory(self, indexes: Sequence[int]) -> str: ...
     def unwritten(self) -> int | None: ...
+    def ring_suspicion(self) -> str: ...
     def hold(self, indexes: Sequence[int]) -> None: ...
     def store_digests(self, indexes: Sequence[int]) -> None: ...
     def has_changed(self) -> bool: ...
+    def digests(self, indexes: Sequence[int]) -> Sequence[object]: ...
     def cpu_limits(self) -> tuple[int, int]: ...
     def replaced_functions(self) -> list[str]: ...
 
@@ -267,6 +301,8 @@ class TimedCandidate(Protocol):
     overwrites all buffers with the contents of a few seeds and yields the outputs of the timed path, then
     those of plain calls; it raises :class:`IntegrityError` for faults that show only in the memory itself.
     With ``alteration``, a seed, a few elements of these contents change (``altered_inputs``).
+    ``run_in_a_row`` makes calls on the contents that ``rerun`` of this round wrote, one directly after the
+    other and on other contents than the one before, and returns outputs of these (:mod:`call_rows`).
     ``cross_check`` compares two clocks or more and returns flags; ``cold`` is the headline time and
     ``busy`` the factor by which a call may be slower by now.
     ``asleep_seconds`` is the time of the samples in which no thread of an external candidate ran or
@@ -302,6 +338,7 @@ class TimedCandidate(Protocol):
     def rerun(
         self, seeds: Sequence[int], round_number: int, alteration: int | None = None
     ) -> Iterator[TimedOutputs]: ...
+    def run_in_a_row(self, seeds: Sequence[int], round_number: int) -> TimedOutputs | None: ...
     def replaced_functions(self) -> list[str]: ...
     def release(self) -> None: ...
 
@@ -378,12 +415,13 @@ def make_plan(footprint: int, cache: int, call_us: float, *, slow_us: float, fit
     """
     # Twice the cache: a buffer's lines are gone before its turn comes again, whatever the replacement.
     rotation = max(2, -(-2 * cache // max(1, footprint)))
+    least_buffers = ROW_BUFFERS if footprint <= MAX_SPARE_BYTES else 1
     target = max(1, int(-(-TARGET_SAMPLE_US // max(call_us, 0.1))))
     limit = max(1, min(MAX_CALLS, fits))
     # Rotation is preferred to a flush: it leaves the cache as a long run of calls does.
-    if rotation <= limit and max(rotation - 1, 1) * call_us <= slow_us:
-        return Plan(calls=min(max(rotation, target), limit), flush=False)
-    return Plan(calls=min(target, limit), flush=True)
+    flush = rotation > limit or max(rotation - 1, 1) * call_us > slow_us
+    calls = min(target if flush else max(rotation, target), limit)
+    return Plan(calls=calls, flush=flush, spare=max(0, min(least_buffers, limit) - calls))
 
 
 def describe_trouble(error: Exception) -> str:

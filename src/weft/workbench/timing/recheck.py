@@ -96,7 +96,8 @@ class Recheck:
     of outputs in another process.
 
     ``buffer_seeds`` are the seeds of the buffers, ``content_seeds`` those of the new contents, and
-    ``alteration_seed`` that of the altered elements.
+    ``alteration_seed`` that of the altered elements. With ``has_rows`` rounds make rows of
+    calls, too.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Recheck:
         self.round_number = 0
         self.alteration_seed = alteration_seed
         self.alters = False  # in this round
+        self.has_rows = True
         # From the operating system: no candidate can predict which calls are compared.
         self.random = random.SystemRandom()
         self.positions: list[float] = []
@@ -168,6 +170,20 @@ class Recheck:
         sample = self.positions[: 1 + calls // 10]
         return sorted({0, calls - 1, *(int(p * calls) for p in sample)})
 
+    def refusal(self, candidate: TimedCandidate) -> str:
+        """Return why a candidate is refused in this round, behind the check's name, or an empty string."""
+        if reason := self.check(candidate):
+            changed = "altered: after a few elements of its inputs changed, "
+            return f"{changed if self.alters else 'recheck: '}{reason}"
+        if not self.has_rows or self.alters:
+            return ""
+        try:
+            outputs = candidate.run_in_a_row(self.content_seeds, self.round_number)
+            reason = self._verify(outputs, candidate.is_local) if outputs is not None else None
+        except IntegrityError as error:
+            reason = str(error)
+        return f"rows: {reason}" if reason else ""
+
     def check(self, candidate: TimedCandidate) -> str | None:
         """Run the candidate's timed path and its plain calls again; return why it is refused."""
         try:
@@ -184,10 +200,11 @@ class Recheck:
     def _verify(self, outputs: TimedOutputs, is_local: bool) -> str | None:
         """Return why one of these outputs is wrong, or None."""
         right_outputs: dict[Hashable, Outputs] = {}  # of this run: later ones may be in the same memory
-        count = len(outputs)
-        picked = dict(outputs.pick(self.compared_calls(count, is_local)))
+        count, judged = len(outputs), outputs.judged
+        picked = dict(outputs.pick(self.compared_calls(count, is_local) if judged is None else judged))
         for i in sorted(picked):
-            key = self._key(i)
+            buffer = outputs.buffer_of(i)
+            key = self._key(buffer)
             fetched = FetchedOutput(partial(take_or_pick, picked, outputs, i))
             output = fetched.output if fetched.digests is None else None  # a large one is not held here
             # The judge computes in float64; equality with an output already judged costs far less.
@@ -195,7 +212,7 @@ class Recheck:
                 continue
             if fetched.digests is not None and fetched.digests in self.right_digests.get(key, ()):
                 continue
-            reason = fetched.judge(self._judge(i))
+            reason = fetched.judge(self._judge(buffer))
             if reason is not None:
                 return f"{outputs.label} call {i + 1} of {count} is wrong: {reason}"
             if fetched.digests is not None:  # it is not kept: gigabytes, until the next one

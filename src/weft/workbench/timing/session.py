@@ -219,10 +219,7 @@ class CandidateState:
     def recheck(self, recheck: Recheck) -> None:
         """Compare the outputs of this round's re-run with the oracle."""
         start = _now()
-        reason = recheck.check(self.timed)
-        if reason:
-            changed = "altered: after a few elements of its inputs changed, "
-            self.refusal = f"{changed if recheck.alters else 'recheck: '}{reason}"
+        self.refusal = recheck.refusal(self.timed)
         self.recheck_ns += _now() - start
         release_unused_memory(UNUSED_BYTES)
 
@@ -429,7 +426,7 @@ class TimingSession:
     def _prepare_again(self, state: CandidateState, backend: TimingBackend, plan: Plan) -> None:
         is_local = state.candidate.backend is None
         make_buffers = self._local_buffers if is_local else self._remote_buffers
-        state.timed = backend.prepare(state.candidate, make_buffers(plan.calls), self.contents, plan)
+        state.timed = backend.prepare(state.candidate, make_buffers(plan.buffers), self.contents, plan)
         state.timed.sample()
 
     def _watch_samples(self, state: CandidateState) -> None:
@@ -459,7 +456,7 @@ class TimingSession:
         seconds = self.budget.warmup / len(self.candidates)
         for _ in range(3):
             plan = make_plan(footprint, backend.cache_bytes, estimate, slow_us=backend.slow_us, fits=fits)
-            timed = backend.prepare(candidate, make_buffers(plan.calls), self.contents, plan)
+            timed = backend.prepare(candidate, make_buffers(plan.buffers), self.contents, plan)
             samples: list[float] = []
             deadline = _now() + int(seconds * 1e9)
             while len(samples) < 2 or (_now() < deadline and not is_steady(samples, WINDOW)):
@@ -560,12 +557,13 @@ class TimingSession:
         """Overwrite the buffers and compare each candidate's timed path and plain calls, in rounds."""
         if not self.doubted or "recheck" in self.without:
             return
-        used = max(s.timed.calls for s in self.doubted)
+        used = max(s.timed.plan.buffers for s in self.doubted)
         content_seeds = [self._seed(RECHECK_SEED + i) for i in range(SEED_COUNT)]
         alteration_seed = self._seed(ALTERATION_SEED)
         recheck = Recheck(
             self.seeds[:used], self.contents, make_judge, content_seeds, self.is_backward, alteration_seed
         )
+        recheck.has_rows = "rows" not in self.without
         rounds = {s.candidate.name: rounds_needed(s.timed.calls, s.timed.is_local) for s in self.doubted}
         for number in range(max(rounds.values())):
             recheck.begin_round(number)

@@ -1,6 +1,6 @@
 """Catalogue of the planted kernels: mutants that must fail and honest controls that must pass.
 
-Rows W01 to W30 are kinds of errors, C01 to C24 and C30 kinds of cheating, H1 to H12 controls. Each module of
+Rows W01 to W30 are kinds of errors, C01 to C25 and C30 kinds of cheating, H1 to H13 controls. Each module of
 this folder defines ``MUTANTS``; it is imported when the catalogue is first requested.
 """
 
@@ -37,7 +37,7 @@ FAMILIES = ("sparse", "segments", "conv", "sparse24", "block_sparse")
 WRONG = ("wrong", *(f"wrong_{name}" for name in (*SINGLE_OPERATORS, *FAMILIES)), "backward")
 KERNELS = ("with_triton", "with_numba", "with_cuda")
 PROBLEMS = ("unvarying", "problem_controls", "layouts")
-CHEATS = ("cheats", "cheats_callers", "cheats_buffers", "cheats_pages")
+CHEATS = ("cheats", "cheats_callers", "cheats_buffers", "cheats_pages", "cheats_rows")
 MODULES = (*WRONG, *KERNELS, "small_parts", "small_slices", *CHEATS, "controls", *PROBLEMS)
 
 

@@ -13,12 +13,13 @@ from weft.workbench.selftest.mutants import backward
 from weft.workbench.selftest.mutants.mutant import Mutant
 from weft.workbench.selftest.mutants.planting import Forward, blank, honest, plant
 
-RING = 40  # output buffers
+RING, LONG_RING = 40, 100  # output buffers
+GROWS_EVERY = 8  # calls
 PERIOD = 50  # calls, of which one is wrong
 
 
-def _ring(operator: str) -> Callable[[], Forward]:
-    """Write the outputs of each shape into forty buffers in turn."""
+def _ring(operator: str, size: int = RING) -> Callable[[], Forward]:
+    """Write the outputs of each shape into so many buffers in turn."""
 
     def make() -> Forward:
         rings: dict[object, Iterator[torch.Tensor]] = {}
@@ -27,8 +28,46 @@ def _ring(operator: str) -> Callable[[], Forward]:
             y = honest(operator)(*x, **params)
             key = (y.shape, y.dtype)
             if key not in rings:
-                rings[key] = itertools.cycle([blank(operator, *x) for _ in range(RING)])
+                rings[key] = itertools.cycle([blank(operator, *x) for _ in range(size)])
             return next(rings[key]).copy_(y)
+
+        return forward
+
+    return make
+
+
+def _growing_ring(operator: str) -> Callable[[], Forward]:
+    """Write the outputs of each shape into buffers in turn, of which there are more and more."""
+
+    def make() -> Forward:
+        rings: dict[object, list[torch.Tensor]] = {}
+        calls = itertools.count()
+
+        def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
+            y = honest(operator)(*x, **params)
+            ring, number = rings.setdefault((y.shape, y.dtype), []), next(calls)
+            if len(ring) < RING or number % GROWS_EVERY == 0:
+                ring.append(blank(operator, *x))
+                return ring[-1].copy_(y)
+            return ring[number % len(ring)].copy_(y)
+
+        return forward
+
+    return make
+
+
+def _arena(operator: str) -> Callable[[], Forward]:
+    """Write the outputs of each shape into one piece of memory, and begin again at its end."""
+
+    def make() -> Forward:
+        arenas: dict[object, Iterator[torch.Tensor]] = {}
+
+        def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
+            y = honest(operator)(*x, **params)
+            key = (y.shape, y.dtype)
+            if key not in arenas:
+                arenas[key] = itertools.cycle(y.new_empty(LONG_RING, *y.shape).unbind())
+            return next(arenas[key]).copy_(y)
 
         return forward
 
@@ -106,13 +145,21 @@ def _mutants() -> Iterator[Mutant]:
         )
 
     for operator in ("gelu", "softmax"):
-        yield timed("W28", operator, "ring", "a ring of forty output buffers", "outputs recheck", _ring)
+        yield timed("W28", operator, "ring", "a ring of forty output buffers", "outputs recheck rows", _ring)
+    checks = "rows outputs recheck"
+    yield plant("W28/matmul/eager/hundred", "a ring of a hundred output buffers", checks,
+                _ring("matmul", LONG_RING), phase="bench")  # fmt: skip
+    yield plant("W28/gelu/eager/growing", "a ring of output buffers that grows", checks,
+                _growing_ring("gelu"), phase="bench")  # fmt: skip
+    yield plant("W28/softmax/eager/arena", "a ring of outputs in one piece of memory", checks,
+                _arena("softmax"), phase="bench")  # fmt: skip
+    for operator in ("gelu", "softmax"):
         for fault, title, change in (
             ("zeros", "zeros in one call of fifty", torch.zeros_like),
             ("reversed", "its rows reversed in one call of fifty", lambda y: y.flip(0)),
         ):
             forward = partial(_seldom, change=change)
-            yield timed("W27", operator, fault, title, "error drift recheck sampled altered", forward)
+            yield timed("W27", operator, fault, title, "error drift recheck sampled altered rows", forward)
     rarely: dict[str, Any] = {"only": "many"}
     yield plant("W27/gelu/eager/one-element", "one element in one call of fifty at each shape",
                 "error property", _seldom_at_a_shape(honest("gelu"), _first_larger), **rarely)  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,7 +16,7 @@ from weft.core import FORWARD, Implementation, registry
 from weft.ops._common.layout import dense
 from weft.workbench.selftest.mutants import own_operators
 from weft.workbench.selftest.mutants.mutant import Mutant
-from weft.workbench.selftest.mutants.planting import OPERATORS, honest
+from weft.workbench.selftest.mutants.planting import OPERATORS, blank, honest
 
 # In the interpreter all cases of softmax or gelu take as long as fifty mutants.
 ON_GPU: dict[str, Any] = {
@@ -23,6 +25,7 @@ ON_GPU: dict[str, Any] = {
 }
 BLOCK = 4096
 PROGRAMS = 64
+POOL = 8  # buffers or answers that a control keeps
 
 
 @triton.jit
@@ -130,6 +133,60 @@ def _by_rows_in_a_pool() -> Implementation:
     )
 
 
+def _from_a_pool() -> Implementation:
+    """Return a GELU that computes in a buffer of its own, one of eight in turn, and returns a copy."""
+    pools: dict[object, Iterator[torch.Tensor]] = {}
+    gelu = honest("gelu")
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        key = (x.shape, x.dtype, x.device)
+        if key not in pools:
+            pools[key] = itertools.cycle([blank("gelu", x) for _ in range(POOL)])
+        return next(pools[key]).copy_(gelu(x)).clone()
+
+    return _eager("H13/gelu/eager/copied-out", forward)
+
+
+def _stores_its_answers() -> Implementation:
+    """Return a softmax that keeps its last answers, as one that logs them does, and returns none again."""
+    answers: deque[torch.Tensor] = deque(maxlen=POOL)
+    softmax = honest("softmax")
+
+    def forward(*x: torch.Tensor, **params: Any) -> torch.Tensor:
+        answers.append(softmax(*x, **params))
+        return answers[-1]
+
+    return _eager("H13/softmax/eager/stored", forward)
+
+
+def _by_value() -> Implementation:
+    """Return a sum that returns a copy of its last answer to inputs that are equal in each element."""
+    last: list[torch.Tensor] = []
+    total = honest("sum")
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        if not last or not _is_same(last[0], x):
+            last[:] = [x.clone(), total(x)]
+        return last[1].clone()
+
+    return _eager("H13/sum/eager/by-value", forward)
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Compare bits, so that NaN equals NaN and -0.0 is not 0.0."""
+    if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
+        return False
+    bits, other_bits = (t.contiguous().view(-1).view(torch.uint8) for t in (one, other))
+    return torch.equal(bits, other_bits)
+
+
+def _eager(identity: str, forward: Callable[..., Any]) -> Implementation:
+    operator = identity.split("/")[1]
+    return Implementation(
+        operator=operator, name=identity, backend="eager", forward=forward, directions=(FORWARD,)
+    )
+
+
 def _controls() -> Iterator[Mutant]:
     for operator in OPERATORS:
         eager = f"H1/{operator}/eager/wrapped"
@@ -149,6 +206,12 @@ def _controls() -> Iterator[Mutant]:
                    _by_rows_in_a_pool, phase="bench")  # fmt: skip
     yield _control("H11/sum/eager/expanded", "a gradient that is a view of the incoming one",
                    _expands_its_gradient)  # fmt: skip
+    yield _control("H13/gelu/eager/copied-out", "buffers of its own in turn, and copies of them as outputs",
+                   _from_a_pool, phase="bench")  # fmt: skip
+    yield _control("H13/softmax/eager/stored", "its last answers are stored",
+                   _stores_its_answers, phase="bench")  # fmt: skip
+    yield _control("H13/sum/eager/by-value", "the last answer again for equal inputs",
+                   _by_value)  # fmt: skip
     small = "H6/softmax/eager/from-cache"
     yield _control(small, "a small kernel, served from the cache when warm",
                    _same_as(small, "torch"), phase="bench")  # fmt: skip
