@@ -103,7 +103,8 @@ def refusal(backend: CpuTimingBackend, forward: Forward, plan: Plan) -> str:
     buffers = [make(seed) for seed in range(plan.buffers)]
     candidate = Candidate(name="it", bind=lambda b: lambda: forward(b.inputs[0]))
     timed = backend.prepare(candidate, buffers, BufferCache(make), plan)
-    timed.sample()
+    for _ in range(20):  # the least of them decides how long a row is, on a busy machine too
+        timed.sample()
     recheck = Recheck(list(range(plan.buffers)), BufferCache(make), judge_of, [7, 8], backward=False)
     recheck.begin_round(0)
     return recheck.refusal(timed)
