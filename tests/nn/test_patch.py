@@ -397,6 +397,7 @@ def test_nothing_to_replace_is_an_error_with_reasons() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", measure.MODELS)
 def test_measure_records_and_tables_every_variant(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

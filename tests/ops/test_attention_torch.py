@@ -190,9 +190,7 @@ def test_a_mapped_call_of_a_gpu_is_not_asked_for_its_choice(
 
 
 @pytest.mark.parametrize(("b", "h", "kv_heads"), [(7, 4, 2), (2, 8, 4), (2, 8, 1), (5, 12, 2), (3, 3, 3)])
-def test_parts_give_the_bits_of_the_whole(
-    b: int, h: int, kv_heads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_give_the_whole(b: int, h: int, kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of a grid is 3 here; 12 heads in 2 groups have more heads a group than that."""
     monkeypatch.setattr(with_torch, "MAX_GRID", 3)
     q = torch.randn(b, h, 5, 16)
@@ -206,10 +204,10 @@ def test_parts_give_the_bits_of_the_whole(
     results = with_torch._in_pieces(call, q, k, v, True, None)
     assert max(sizes) <= 3
     whole = with_torch._cpu(q, k, v, True, None)
-    assert all(torch.equal(a, e) for a, e in zip(results, whole, strict=True))
+    torch.testing.assert_close(tuple(results), tuple(whole))
 
 
-def test_decoding_in_parts_gives_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_in_parts_gives_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = torch.randn(7, 1, 4, 16), torch.randn(7, 2, 9, 16), torch.randn(7, 2, 9, 16)
     lengths = torch.tensor([3, 0, 9, 1, 2, 8, 9], dtype=torch.int32)
     whole = ops.attention_decode(q, k, v, lengths, impl="torch")
@@ -221,7 +219,8 @@ def test_decoding_in_parts_gives_the_bits_of_the_whole(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", call)
     monkeypatch.setattr(import_module("weft.ops.attention_decode.with_torch"), "MAX_BATCH", 3)
-    assert torch.equal(ops.attention_decode(q, k, v, lengths, impl="torch"), whole)
+    # Not the same bits: on a CPU the library's products of a batch depend on its size and the threads.
+    torch.testing.assert_close(ops.attention_decode(q, k, v, lengths, impl="torch"), whole)
     assert batches == [3, 3, 1]
 
 

@@ -71,7 +71,7 @@ def _points(device: str) -> list[Point]:
 
 COMPILED_IN = 5  # an operator is compiled by one of so many seeds
 DEAR = ("sort", "sort_keys")  # operators whose kernels take Triton's interpreter over a second a case
-DEAR_IN = 4  # such a case is interpreted by one of so many seeds
+DEAR_IN = 6  # such a case is interpreted by one of so many seeds
 SAMPLED_SHARE = 0.05  # share of all points, before the additional ones that combinations and kinds need
 
 
