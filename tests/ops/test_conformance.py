@@ -5,7 +5,7 @@ run takes a random sixth of the points; pytest's header shows the seed, and ``WE
 The sample has a point of each operator, implementation, direction and dtype. For triton, and for either eager
 or torch, it also has a point of each layout, kind of values and kind of size. Costly points are fewer:
 ``compile`` runs for a fifth of the operators, and the interpreted kernels of ``DEAR`` operators run at a
-quarter of their cases besides the first. A GPU and ``--exhaustive`` run all points.
+sixth of their cases besides the first. A GPU and ``--exhaustive`` run all points.
 
 Two kinds of implementation have fewer cases, since each case takes seconds: see :func:`_too_slow`. On a CPU
 the check makes the same call thirteen times at one case of each dtype, and twice at the others.
