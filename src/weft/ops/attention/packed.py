@@ -36,7 +36,7 @@ from weft.ops.attention.biased import refuse_terms
 from weft.ops.attention.cases import DTYPES
 from weft.ops.attention.layout import Three
 from weft.ops.attention.spec import PARAMS, SCALARS, check_arguments, lengths_and_impl, parameters
-from weft.ops.attention.with_torch import is_by_sdpa, sdpa
+from weft.ops.attention.with_torch import can_be_sdpa, sdpa
 
 
 def split_qkv(qkv: torch.Tensor, heads: int, kv_heads: int) -> Three:
@@ -159,8 +159,8 @@ def attention_packed(
     params = parameters(causal, window, softcap, scale, dropout_p, seed, key_lengths is not None)
     lengths, impl = lengths_and_impl(qkv, key_lengths, params, impl, invariant)
 
-    def choose_kernel() -> str | None:
-        """Return the implementation whose kernels run; None for plain torch code, which autograd traces."""
+    def choose_kernel() -> tuple[str, bool]:
+        """Return the implementation, and whether it has kernels: autograd traces plain torch code."""
         _check(qkv, heads, num_kv_heads)
         q, k, v = split_qkv(qkv, heads, num_kv_heads)
         check_arguments(q, k, v, key_lengths, **params)
@@ -170,22 +170,21 @@ def attention_packed(
         elif invariant:
             chosen = invariance.choose("attention", inputs, params, impl)
         chosen = chosen or dispatch.choose("attention", inputs, params)
-        return None if resolve("attention", chosen) in TRACED else chosen
+        return chosen, resolve("attention", chosen) not in TRACED
 
     if torch.compiler.is_compiling():
-        kernel_impl = choose_kernel()
+        chosen, has_kernels = choose_kernel()
     else:
         key = ("attention_packed", impl, heads, num_kv_heads, invariant)
-        (kernel_impl,) = memoized(key, (qkv, lengths), params, lambda: (choose_kernel(),))
-    if kernel_impl is None:
+        chosen, has_kernels = memoized(key, (qkv, lengths), params, choose_kernel)
+    if not has_kernels:
         q, k, v = split_qkv(qkv, heads, num_kv_heads)
-        inputs = (q, k, v, lengths)
-        if not invariant and is_by_sdpa(inputs, params, impl):  # choose_kernel() checked the arguments
+        if chosen == "torch" and not invariant and can_be_sdpa(q, k, params):
             return _merge_heads(sdpa(q, k, v, params["causal"], scale))
-        out, _ = call("attention", inputs, params, impl, batch_invariant=invariant)
+        out, _ = call("attention", (q, k, v, lengths), params, impl, batch_invariant=invariant)
         return _merge_heads(out)
     run = torch.ops.weft.attention_packed
-    return run(qkv, lengths, heads, num_kv_heads, *params.values(), kernel_impl)[0]  # type: ignore[no-any-return]
+    return run(qkv, lengths, heads, num_kv_heads, *params.values(), chosen)[0]  # type: ignore[no-any-return]
 
 
 def _check(qkv: Any, heads: Any, kv_heads: Any) -> None:

@@ -250,11 +250,19 @@ def _forward(kernel: Callable[..., Output]) -> Callable[..., Output]:
     return forward
 
 
+def can_be_sdpa(q: Tensor, k: Tensor, params: dict[str, Any]) -> bool:
+    """True if :func:`sdpa` computes what ``torch`` returns for these options and sizes."""
+    if params["window"] is not None or params["softcap"] is not None or params["alignment"]:
+        return False
+    # What is no number has no truth, and is refused by the check.
+    dropout_p = params["dropout_p"]
+    if params["padded"] or not isinstance(dropout_p, int | float) or dropout_p:
+        return False
+    return q.numel() > 0 and k.numel() > 0
+
+
 def is_by_sdpa(
-    inputs: tuple[Any, ...],
-    params: dict[str, Any],
-    impl: str | None,
-    check: Callable[[], None] = lambda: None,
+    inputs: tuple[Any, ...], params: dict[str, Any], impl: str | None, check: Callable[[], None]
 ) -> bool:
     """True if a call of the public function is :func:`sdpa`, by ``impl`` or by the choice of dispatch.
 
@@ -262,18 +270,12 @@ def is_by_sdpa(
     """
     if impl is not None and impl != "torch":
         return False
-    if params["window"] is not None or params["softcap"] is not None or params["alignment"]:
-        return False
-    # What is no number has no truth, and is refused by the check.
-    dropout_p = params["dropout_p"]
-    if params["padded"] or not isinstance(dropout_p, int | float) or dropout_p:
-        return False
     if torch.compiler.is_compiling():
         check()
         is_by_torch = (impl or choice.choose("attention", inputs, params)) == "torch"
     else:
         is_by_torch = plan("attention", inputs, params, impl, check).impl == "torch"
-    return is_by_torch and inputs[0].numel() > 0 and inputs[1].numel() > 0
+    return is_by_torch and can_be_sdpa(inputs[0], inputs[1], params)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
