@@ -48,12 +48,6 @@ FAULTS: dict[str, tuple[str, str, str, Point]] = {
         "+ time * 4) ^ (box_row & 7)",
         POINTS[0],
     ),
-    "a part of K is stored without a predicate": (
-        "output.cuh",
-        "if (row < arguments.rows && column < arguments.columns)\n      *reinterpret_cast",
-        "if (row < arguments.rows)\n      *reinterpret_cast",
-        POINTS[1],
-    ),
     "no barrier in the transposition": ("transpose.cu", "  __syncthreads();\n", "", POINTS[1]),
     "the transposition writes beyond its rows": (
         "transpose.cu",
