@@ -48,6 +48,12 @@ FAULTS: dict[str, tuple[str, str, str, Point]] = {
         "+ time * 4) ^ (box_row & 7)",
         POINTS[0],
     ),
+    "a sum of parts of K is stored beyond the columns": (
+        "wgmma.cu",
+        "if (of_row >= arguments.rows || column >= arguments.columns) continue;",
+        "if (of_row >= arguments.rows) continue;",
+        POINTS[5],
+    ),
     "no barrier in the transposition": ("transpose.cu", "  __syncthreads();\n", "", POINTS[1]),
     "the transposition writes beyond its rows": (
         "transpose.cu",
