@@ -51,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="every point of what slow tests sample")
     parser.addoption("--live", action="store_true", help="name failures and slow tests as they end")
     parser.addoption("--slow", action="store_true", help="run the slow tests too")
-    parser.addoption("--resume", metavar="FILE", help="leave out what ran by FILE, and add what runs")
+    parser.addoption("--resume", metavar="FILE", help="continue a stopped run: FILE has its outcomes")
     parser.addoption("--shard", metavar="I/N", help="run part I of N parts of the tests, I from 0")
 
 

@@ -54,9 +54,8 @@ class RunOutputs:
     steps: CandidateSteps
     label: str
     count: int
-    row: CallRow | None = (
-        None  # of which these are the outputs, and whose calls of these positions are judged
-    )
+    # Where these are outputs of a row of calls: the row, and the positions whose outputs are judged.
+    row: CallRow | None = None
     judged: Sequence[int] | None = None
 
     def __len__(self) -> int:
