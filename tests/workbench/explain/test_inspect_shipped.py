@@ -133,24 +133,22 @@ SPILLING = {
 # matmul's widest tile takes 192 KiB of shared memory; a block on sm_80 can have 163 KiB.
 TOO_LARGE = {80: "256x128x4"}
 # Implementations whose ``idea`` says so move 16 bytes at a time, as does Triton's code for aligned rows.
-# Exceptions by design: `_any` takes any alignment, ACCESS is 1 in -1-1-1, modes 2 and 3 take any strides,
-# and partial sums are added one double a thread. Triton's trilinear backward has a point a thread, and so few
-# features of a half type for each that it loads 8 bytes. Its topk, its sort and its sparse product with a
-# vector have a row a program, of any length. CUDA's transpose has an access of each size in its label; its
-# spmm has accesses of one element for rows that are not aligned, and adds carries one float a thread. CUDA's
-# reduction merges one partial result a thread, and has loads of one element across columns of odd size (-1).
-# Triton's sums of segments begin at any element; its kernels of 2:4 sparsity load the elements of a group of
-# four one by one, and CUDA's without "-wide" take any alignment. CUDA's stencil and conv1d add
-# partial sums one float a thread, and have programs for rows aligned to fewer bytes (-1, -2, -4).
+# Their kernels that load less, "operator kernel label" by the reason.
 WIDE = re.compile(r"16.byte|16 bytes|vectors in flight|asynchronous copies")
-NARROW = re.compile(
-    r"_any$|adamw_factors$|sum_partials|-1-1-1$|-23$|^fma-.*-(?:00|11)$|mma-float32-.*-23|"
-    r"^\d+-bit-[1248]$|^trilinear_backward-(?:bf16|fp16)-|"
-    r"^topk_rows-(?:bf16|fp16|fp32)$|^spmv_rows-|^spmm_carry$|^spmm-.*x1$|"
-    r"^merge_parts$|^reduce_columns-.*-1$|^sum_segments-|"
-    r"^stencil_weights$|^conv1d_sums$|^float32-[12](?:-k\d)?$|^b?float16-[124](?:-k\d)?$|^sort_rows-|"
-    r"^(?:prune|expand)_rows-|^linear_tiles-|^(?:sparse24|transposable)-(?:float32|b?float16)$"
-)
+NARROW_LOADS = {
+    "tensors of any alignment or stride": r"_any |^linear_\w+ linear_\w+ \S+_any$|-1-1-1$|-peel\d|"
+    r"^matmul matmul (?:fma-.*-(?:00|11)|mma-float32-.*-23)$| cross_entropy_\w+ \S+-by-column$",
+    "an access of the size in the label": r"^transpose \S+ \d+-bit-[1248]$|"
+    r"^(?:cumsum|stencil|conv1d|trilinear) \S+ (?:float32|b?float16)-[124](?:-\w+)?$|"
+    r"^reduce reduce_columns \S+-1$|^spmm spmm_merge \S+-32x1$",
+    "partial results, one a thread": r" (?:add|merge)_parts\w* | \w*sum_(?:few_)?partials | mean_of_rows |"
+    r" conv1d_sums | stencil_weights | spmm_carry | decode_merge | norm_backward_columns | adamw_factors ",
+    "sparse or sorted elements, one by one": r" (?:spmv|sort|topk)_rows | embedding_bounds | sum_segments |"
+    r"^spmm \w+ transpose-|_2_4 (?:prune|expand)_rows |^sparse_linear linear_tiles |"
+    r"^\w+ \w+ (?:sparse24|transposable)-(?:float32|b?float16)$",
+    "few features of a point": r"^trilinear trilinear_\w+ trilinear_\w+-(?:bf16|fp16)-",
+    "elements before each, which begin at no vector": r"^cumsum scan_\w+ scan_\S+-exclusive$",
+}
 
 # Kernels that load 16 bytes at a time and store less, "operator kernel label" by the reason. The others store
 # 16 bytes at a time: NVRTC may split the store of a structure into stores of its elements, at up to three
@@ -164,12 +162,14 @@ NARROW_STORES = {
     r"spmv spmv_tiles|\w+ (?:column_total|column_pass|add_parts_kernel|norm_backward_columns|"
     r"norm_sum_(?:few_)?partials)) ",
     "neighbours of an accumulator of tensor cores, two a thread": r"^(?:matmul matmul mma-|"
+    r"\w+ (?:few_rows_wgmma|matmul_wgmma_sum) |"
     r"\w+ matmul_(?:wgmma|pipeline|warp_roles|two_consumers|persistent) wgmma-(?:1\d_|.*-split)|"
     r"attention attention_wgmma_dq |conv2d conv2d )",
     "a sum of few slices of a product": r"^(?:scaled_matmul scaled_matmul_sum|matmul matmul_skinny_sum) ",
     "a copy that turns rows into columns by 4-byte accesses": r"^matmul transpose transpose-float32$",
     "rows that begin anywhere": r"^(?:cross_entropy cross_entropy_backward .*-50257-by-column$|"
-    r"cumsum cumsum_(?:rows|tiles) b?float\d+-1|linear linear_columns |segmented_cumsum .*-1(?:-reverse)?$|"
+    r"\w+ matmul_wgmma wgmma-\S+-any$|cumsum cumsum_(?:rows|tiles) b?float\d+-1|"
+    r"linear linear_columns |segmented_cumsum .*-1(?:-reverse)?$|"
     r"\w+ \w+ (?:b?float\d+-[124](?:-k\d)?|trilinear_forward-fp16-2)$)",
 }
 
@@ -199,15 +199,44 @@ def stores_in_pieces(kernel: dict[str, Any]) -> bool:
     return bits(kernel) >= 128 and widest < 128 and not by_bulk
 
 
-def reasons_for_narrow_stores(kernel: dict[str, Any]) -> list[str]:
+def reasons(kernel: dict[str, Any], known: dict[str, str]) -> list[str]:
     name = f"{kernel['operator']} {kernel['kernel']} {kernel['label']}"
-    return [reason for reason, pattern in NARROW_STORES.items() if re.search(pattern, name)]
+    return [reason for reason, pattern in known.items() if re.search(pattern, name)]
+
+
+def loads_less_than_it_says(kernel: dict[str, Any]) -> bool:
+    """Return True if a kernel loads less than 16 bytes at a time and its implementation says 16."""
+    declared = registry.implementation(kernel["operator"], kernel["implementation"])
+    return (declared.backend == "triton" or bool(WIDE.search(declared.idea))) and bits(kernel) < 128
 
 
 def has_wide_step_so_far(step: Implementation) -> bool:
     """Return True if this step of a ladder, or one before it, moves 16 bytes at a time."""
     steps = (i for i in registry.implementations(step.operator) if i.is_step and i.backend == step.backend)
     return any(i.name <= step.name and WIDE.search(i.idea) for i in steps)
+
+
+def faults(kernel: dict[str, Any], arch: int) -> list[str]:
+    """Name the rules of accesses and tensor cores that a kernel's instructions break."""
+    named, found = f"{kernel['operator']} {kernel['kernel']} {kernel['label']}", []
+    if loads_less_than_it_says(kernel) and not reasons(kernel, NARROW_LOADS):
+        found.append(f"{named} loads {bits(kernel)} bits")
+    if stores_in_pieces(kernel) and not reasons(kernel, NARROW_STORES):
+        found.append(f"{named} stores {kernel['counts']['memory']}")
+    declared = registry.implementation(kernel["operator"], kernel["implementation"])
+    is_early = declared.is_step and declared.backend == "cuda" and not has_wide_step_so_far(declared)
+    if is_early and bits(kernel) > 64:
+        found.append(f"{named}: earlier steps of a ladder have no vector loads")
+    if kernel["operator"] == "matmul" and not kernel["label"].startswith(("fma", "ieee")):
+        by_wgmma = kernel["label"].startswith(("wgmma", "few-rows"))
+        newest = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}[arch]
+        kind = newest if kernel["implementation"] == "triton" or by_wgmma else "HMMA"
+        # A kernel that adds the partial sums of a divided K, or copies an operand, multiplies nothing.
+        is_copy = kernel["label"].startswith(("transpose", "align_rows"))
+        expected = set() if kernel["kernel"].endswith("_sum") or is_copy else {kind}
+        if (kinds := {name.partition(".")[0] for name in kernel["counts"]["tensor"]}) != expected:
+            found.append(f"{named} has products by {kinds}, expected {expected}")
+    return found
 
 
 @pytest.mark.slow
@@ -232,28 +261,7 @@ def test_every_shipped_triton_and_cuda_kernel(shipped: tuple[int, list[dict[str,
     for kernel in counted:
         assert (kernel["spill_stores"] > 0) == (kernel["stack"] > 0), kernel["label"]
 
-    for kernel in counted:
-        declared = registry.implementation(kernel["operator"], kernel["implementation"])
-        named = (kernel["kernel"], kernel["label"])
-        narrow = any(NARROW.search(name) for name in named)
-        if (declared.backend == "triton" or WIDE.search(declared.idea)) and not narrow:
-            assert bits(kernel) >= 128, named
-        if stores_in_pieces(kernel):
-            assert reasons_for_narrow_stores(kernel), f"{named} stores {kernel['counts']['memory']}"
-        if declared.is_step and declared.backend == "cuda" and not has_wide_step_so_far(declared):
-            assert bits(kernel) <= 64, named  # earlier steps of a ladder have no vector loads
-
-    tensor = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}[arch]
-    for kernel in counted:
-        if kernel["operator"] != "matmul" or kernel["label"].startswith(("fma", "ieee")):
-            continue
-        by_wgmma = kernel["label"].startswith("wgmma")
-        kind = tensor if kernel["implementation"] == "triton" or by_wgmma else "HMMA"
-        kinds = {name.partition(".")[0] for name in kernel["counts"]["tensor"]}
-        # A kernel that adds the partial sums of a divided K, or copies an operand, multiplies nothing.
-        is_copy = kernel["label"].startswith(("transpose", "align_rows"))
-        has_products = not kernel["kernel"].endswith("_sum") and not is_copy
-        assert kinds == ({kind} if has_products else set()), kernel["label"]
+    assert [fault for kernel in counted for fault in faults(kernel, arch)] == []
 
     for kernel in kernels:
         occupied = kernel["occupancy"]
@@ -300,13 +308,16 @@ def test_a_split_store_is_seen(dtype: str, tmp_path: Path) -> None:
         shipped = replace(registry.implementation("relu", "cuda"), aot_kernels=(source,))
         (kernel,) = with_counts(compile_kernels(registry.operator("relu"), shipped, "sm_90"))
         seen = kernel.to_json()
-        assert stores_in_pieces(seen) == expected and not reasons_for_narrow_stores(seen)
+        assert stores_in_pieces(seen) == expected and not reasons(seen, NARROW_STORES)
 
 
-def test_every_reason_for_narrow_stores_has_a_kernel() -> None:
-    narrow = [k for k in tables.committed() if k["counts"]["instructions"] and stores_in_pieces(k)]
-    reasons = {reason for kernel in narrow for reason in reasons_for_narrow_stores(kernel)}
-    assert reasons == NARROW_STORES.keys()
+def test_the_rules_hold_in_the_whole_table() -> None:
+    """Read the committed table, since the test above compiles a sample of it."""
+    counted = [k for k in tables.committed() if k["counts"]["instructions"]]
+    assert [fault for kernel in counted for fault in faults(kernel, tables.ARCH)] == []
+    for is_narrow, known in ((loads_less_than_it_says, NARROW_LOADS), (stores_in_pieces, NARROW_STORES)):
+        used = {reason for kernel in counted if is_narrow(kernel) for reason in reasons(kernel, known)}
+        assert used == known.keys()
 
 
 @pytest.mark.gpu
