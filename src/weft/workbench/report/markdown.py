@@ -17,7 +17,7 @@ from weft.core.cases import is_tuned
 from weft.core.errors import WeftError
 from weft.core.implementation import BACKENDS
 from weft.core.json_files import read_json
-from weft.core.record import FAIL, UNSUPPORTED
+from weft.core.record import FAIL, UNSUPPORTED, Record
 from weft.workbench.report.device_records import DeviceRecords, Row, by_device, load, mapping
 from weft.workbench.report.ladders import ladders
 from weft.workbench.report.scales import NONE, share, time, times, unit
@@ -77,12 +77,17 @@ def devices(results: Path = RESULTS, only: str | None = None) -> list[MeasuredDe
 
 
 @cache
-def _devices_of_folder(folder: Path, only: str | None) -> list[MeasuredDevice]:
+def _records_of_folder(folder: Path) -> list[Record]:
     records, torn = load([folder])
-    # Cases that tuning made count for dispatch, whose page lists them; tables show an operator's own.
-    records = [r for r in records if only in (None, r.operator) and not is_tuned(r.case)]
     if torn:
         raise WeftError(f"{torn} torn lines in committed records", got=folder)
+    # Cases that tuning made count for dispatch, whose page lists them; tables show an operator's own.
+    return [r for r in records if not is_tuned(r.case)]
+
+
+@cache
+def _devices_of_folder(folder: Path, only: str | None) -> list[MeasuredDevice]:
+    records = [r for r in _records_of_folder(folder) if only in (None, r.operator)]
     goals: tuple[Goal, ...] = ()
     file = folder / "goals.json"
     if file.exists():
