@@ -80,9 +80,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _deselect_gpu_tests(config, items)
     _skip_tests_of_two_gpus(items)
     if shard := config.getoption("--shard"):
-        part, parts = _shard(shard)
-        # Neighbouring tests share a float64 reference, so that they stay together.
-        items[:] = [item for i, item in enumerate(items) if i // NEIGHBOURS % parts == part]
+        items[:] = _part(items, *_shard(shard))
     if finished := resume.finished():
         items[:] = [item for item in items if item.nodeid not in finished]
     for item in sampling.left_out(items):
@@ -103,6 +101,18 @@ def _shard(text: str) -> tuple[int, int]:
     if not (part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):
         raise pytest.UsageError(f"--shard takes I/N with I from 0 to N - 1, as in 0/2; got {text!r}")
     return int(part), int(parts)
+
+
+def _part(items: list[pytest.Item], part: int, parts: int) -> list[pytest.Item]:
+    """Return a shard of the tests. Neighbouring ones share a float64 reference, so that they stay together.
+
+    Those that measure time are few, take long and come in a row: they go to the shards one by one.
+    """
+    alone = {item.nodeid for item in items if item.get_closest_marker("alone")}
+    rest = [item.nodeid for item in items if item.nodeid not in alone]
+    chosen = {name for i, name in enumerate(rest) if i // NEIGHBOURS % parts == part}
+    chosen |= {name for i, name in enumerate(sorted(alone)) if i % parts == part}
+    return [item for item in items if item.nodeid in chosen]
 
 
 def _deselect_gpu_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -189,7 +199,9 @@ class _FromWorkers:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     skipped = any(m.name == "skip" for m in item.iter_markers())
-    with nullcontext() if skipped else execution_lock(item.get_closest_marker("alone") is not None):
+    alone, shard = item.get_closest_marker("alone") is not None, item.config.getoption("--shard")
+    others = _shard(shard)[1] - 1 if shard else 0
+    with nullcontext() if skipped else execution_lock(alone, others=others):
         return (yield)
 
 

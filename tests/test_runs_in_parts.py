@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+
+import pytest
 
 TESTS = Path(__file__).parent
 NOT_INHERITED = ("WEFT_TESTS_DONE", "WEFT_SAMPLE", "PYTEST_")
@@ -22,6 +25,18 @@ def test_number(n):
     assert n != int(os.environ["BROKEN"])
 def test_skipped():
     pytest.skip("not here")
+@pytest.mark.alone
+@pytest.mark.skip(reason="is only dealt to a shard")
+@pytest.mark.parametrize("n", range(5))
+def test_time(n):
+    pass
+"""
+# Prints which tests it was asked for on which GPUs; no test is large.
+FAKE_PYTEST = """
+import os, sys
+marker = sys.argv[sys.argv.index("-m") + 1]
+print("ran", os.environ["CUDA_VISIBLE_DEVICES"], *sys.argv[1:])
+sys.exit(5 if marker.endswith("and large") else int(os.environ["FAILS"] in marker))
 """
 
 
@@ -47,8 +62,51 @@ def test_every_test_is_in_exactly_one_shard(tmp_path: Path) -> None:
     ]
     assert min(map(len, names)) > 80
     both = Counter(names[0] + names[1])
-    assert set(both.values()) == {1} and len(both) == 201
+    assert set(both.values()) == {1} and len(both) == 206
+    assert sorted(sum("test_time" in name for name in part) for part in names) == [2, 3]
     assert {f"test_number[{n}]" for n in range(100)} < set(both)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "fails", "expected"),
+    [
+        ("3", "", ["3 large", "3 small", "3 timings"]),
+        (
+            "0,1",
+            "two_gpus",
+            ["0 large", "0 small", "0 timings", "0,1 pair", "1 large", "1 small", "1 timings"],
+        ),
+    ],
+)
+def test_the_script_runs_every_kind_of_test_on_every_gpu(
+    gpus: str,
+    fails: str,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    script = runpy.run_path(str(TESTS.parent / "tools" / "gpu_tests.py"))
+    main = script["main"]
+    main.__globals__["PYTEST"] = [sys.executable, "-c", FAKE_PYTEST]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    monkeypatch.setenv("FAILS", fails or "nothing")
+    monkeypatch.setattr(sys, "argv", ["gpu_tests.py", "--jobs", "4", "-k", "softmax"])
+    assert main() == bool(fails)
+    kinds = {
+        "gpu and not alone and not two_gpus and not large": "small",
+        "gpu and not alone and not two_gpus and large": "large",
+        "gpu and alone": "timings",
+        "two_gpus": "pair",
+    }
+    runs = []
+    for line in re.findall(r"^ran (.*)$", capfd.readouterr().out, re.MULTILINE):
+        (kind,) = {name for marker, name in kinds.items() if f"-m {marker} -" in line}
+        visible = line.partition(" ")[0]
+        assert line.endswith("-k softmax") and ("-n 4" in line) == (kind in ("small", "pair"))
+        shard = f"--shard {visible}/2" if len(gpus) > 1 else "--shard 0/1"
+        assert (shard in line) == (kind != "pair")
+        runs.append(f"{visible} {kind}")
+    assert sorted(runs) == expected
 
 
 def test_a_run_continues_a_stopped_one(tmp_path: Path) -> None:

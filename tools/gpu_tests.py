@@ -5,7 +5,7 @@
 Each GPU gets one pytest run with ``--jobs`` workers and every n-th stretch of the collected tests, and beside
 it one process for the tests that take a large part of its memory (marker ``large``), one after the other.
 Then the tests that need two GPUs (``two_gpus``) run where there are two. Those that measure time (``alone``)
-run at the end, by themselves, on the first GPU. The exit code is 1 if a run failed.
+run at the end, one at a time on each GPU. The exit code is 1 if a run failed.
 
 ``--resume FILE`` is pytest's (tests/conftest.py): FILE keeps the outcomes, and after a stop the next call
 with it runs the rest. All runs share the programs that NVRTC compiles; ``WEFT_TEST_PROGRAMS`` names a folder
@@ -21,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,6 +46,43 @@ def visible_gpus() -> list[str]:
     return [str(i) for i in range(count)]
 
 
+@dataclass(frozen=True)
+class Run:
+    """A run of pytest: the GPUs it sees, its command and environment, and which tests these are."""
+
+    gpus: str
+    command: list[str]
+    environment: dict[str, str]
+    tests: str = ""
+
+    @property
+    def name(self) -> str:
+        return ", ".join(filter(None, (self.gpus, self.tests)))
+
+
+def together(runs: list[Run]) -> list[int]:
+    """Make runs at the same time; return their exit codes. Print their outputs one after the other.
+
+    On a single GPU the first run prints as it goes.
+    """
+    prints = runs[0] if len({run.gpus for run in runs}) == 1 else None
+    with ExitStack() as files:
+        started = []
+        for run in runs:
+            output = None if run is prints else files.enter_context(tempfile.TemporaryFile("w+"))
+            environment = run.environment | {"CUDA_VISIBLE_DEVICES": run.gpus}
+            process = subprocess.Popen(run.command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            started.append((run, process, output))
+        codes = []
+        for run, process, output in started:
+            code = process.wait()
+            codes.append(0 if code == NO_TESTS and run.tests == "large cases" else code)
+            if output is not None:
+                output.seek(0)
+                print(f"\n== GPU {run.name}: exit code {codes[-1]}\n{output.read()}", flush=True)
+    return codes
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--jobs", type=int, default=6, help="workers for each GPU [default: 6]")
@@ -51,37 +90,25 @@ def main() -> int:
     gpus = visible_gpus()
     resumes = any(argument.partition("=")[0] == "--resume" for argument in pytest_arguments)
     base = {**os.environ, "WEFT_REQUIRE_GPU": "1", "PYTHONPATH": str(ROOT / "src")}
-    start, codes = time.monotonic(), []
+    start, workers = time.monotonic(), ["-n", str(options.jobs)]
+    shards = [["--shard", f"{i}/{len(gpus)}", *pytest_arguments] for i in range(len(gpus))]
     with tempfile.TemporaryDirectory() as folder:
         base.setdefault("WEFT_TEST_PROGRAMS", f"{folder}/programs")
         runs = []
-        for i, gpu in enumerate(gpus):
-            shard = ["--shard", f"{i}/{len(gpus)}", *pytest_arguments]
-            workers = ["-n", str(options.jobs), "--dist", "worksteal"]
-            for what, command in (
-                ("", [*PYTEST, "-m", f"{SHARED} and not large", *workers, *shard]),
-                (", large cases", [*PYTEST, "-m", f"{SHARED} and large", *shard]),
-            ):
-                # The first run prints as it goes; the output of several would be mixed, and comes at the end.
-                output = (Path(folder) / f"{gpu}{what}").open("w+") if what or len(gpus) > 1 else None
-                environment = ONE_CORE | base | {"CUDA_VISIBLE_DEVICES": gpu}
-                process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
-                runs.append((f"{gpu}{what}", process, output))
-        for name, process, output in runs:
-            code = process.wait()
-            codes.append(0 if code == NO_TESTS and "large" in name else code)
-            if output is not None:
-                output.seek(0)
-                print(f"\n== GPU {name}: exit code {codes[-1]}\n{output.read()}", flush=True)
-                output.close()
-    if len(gpus) > 1:
-        both = [*PYTEST, "-m", "two_gpus", "-n", str(options.jobs), *pytest_arguments]
-        codes.append(
-            subprocess.call(both, env=ONE_CORE | base | {"CUDA_VISIBLE_DEVICES": ",".join(gpus[:2])})
+        for gpu, shard in zip(gpus, shards, strict=True):
+            small = [*PYTEST, "-m", f"{SHARED} and not large", *workers, "--dist", "worksteal", *shard]
+            runs.append(Run(gpu, small, ONE_CORE | base))
+            large = [*PYTEST, "-m", f"{SHARED} and large", *shard]
+            runs.append(Run(gpu, large, ONE_CORE | base, "large cases"))
+        codes = together(runs)
+        if len(gpus) > 1:
+            pair = [*PYTEST, "-m", "two_gpus", *workers, *pytest_arguments]
+            codes += together([Run(",".join(gpus[:2]), pair, ONE_CORE | base)])
+        print(
+            f"== answers on {len(gpus)} GPUs: {time.monotonic() - start:.0f} s; now the timings", flush=True
         )
-    print(f"== answers on {len(gpus)} GPUs: {time.monotonic() - start:.0f} s; now the timings", flush=True)
-    alone = [*PYTEST, "-m", "gpu and alone", *pytest_arguments]
-    codes.append(subprocess.call(alone, env=base | {"CUDA_VISIBLE_DEVICES": gpus[0]}))
+        timings = [[*PYTEST, "-m", "gpu and alone", *shard] for shard in shards]
+        codes += together([Run(g, t, base, "timings") for g, t in zip(gpus, timings, strict=True)])
     if resumes:
         codes = [0 if code == NO_TESTS else code for code in codes]
     print(f"== all GPU tests: {time.monotonic() - start:.0f} s, exit codes {codes}", flush=True)

@@ -29,13 +29,14 @@ def _locked(path: Path, mode: int) -> Iterator[None]:
         yield  # closing the file releases the lock
 
 
-def settle(most: float = 5.0) -> None:
+def settle(most: float = 5.0, others: int = 0) -> None:
     """Wait until the CPUs are nearly idle, since processes of earlier tests may still be ending.
 
     The wait is at most ``most`` seconds: on a machine that is always busy the test runs nevertheless.
+    ``others`` is the number of processes that run tests on other GPUs, each with a CPU of its own.
     """
     until = time.monotonic() + most
-    while time.monotonic() < until and _busy(0.25) > 0.2:
+    while time.monotonic() < until and _busy(0.25) > 0.2 + others:
         pass
 
 
@@ -77,11 +78,11 @@ def only_large_case() -> Iterator[None]:
 
 
 @contextmanager
-def execution_lock(alone: bool, folder: Path | None = None) -> Iterator[None]:
+def execution_lock(alone: bool, folder: Path | None = None, others: int = 0) -> Iterator[None]:
     """Hold the lock that one test runs under, exclusively if ``alone``.
 
     Without pytest-xdist, and without ``folder`` for the lock files, there is no lock to take. An
-    ``alone`` test begins once the machine is idle.
+    ``alone`` test begins once the machine is idle, but for ``others``, the runs on other GPUs.
     """
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
     stem = (folder or Path(tempfile.gettempdir())) / f"weft-tests-{run}"
@@ -91,5 +92,5 @@ def execution_lock(alone: bool, folder: Path | None = None) -> Iterator[None]:
             with _locked(stem.with_suffix(".queue"), mode):
                 locks.enter_context(_locked(stem.with_suffix(".run"), mode))
         if alone:
-            settle()
+            settle(others=others)
         yield
