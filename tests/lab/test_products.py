@@ -46,7 +46,7 @@ def test_wide_products_have_all_configurations_in_a_line(counted: list[int]) -> 
 def test_weights_beyond_the_cache_are_rotated(counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "LLAMA_8B", ((64, 128),))
     lines = list(products.few_rows_lines("cpu", [(64, 128), (32, 32)], (1, 5), l2_bytes=16384))
-    assert lines[1] == "64 128 1: 2.0 1.0 0.50 0.01"
+    assert lines[1] == "64 128 1: 2.0 1.0 1.0 0.50 0.01"
     assert [line.split(":")[0] for line in lines[2:-1]] == ["64 128 5", "32 32 1", "32 32 5"]
     assert lines[-1].endswith("products: 0.500")
     assert counted[:2] == [102, 102]  # three weights of 16 KiB, a multiple of them in a graph

@@ -17,9 +17,11 @@ from helpers.warp_emulator import EmulatorError
 from weft.backends import cubin, disassemble
 from weft.backends.nvrtc import CudaSource
 from weft.ops._common.hopper import tensor_map, wgmma_shapes
-from weft.ops._common.products import few_rows, invariant, wgmma
+from weft.ops._common.products import few_rows, invariant, skinny, wgmma
 from weft.ops._common.products.few_rows import Config
 from weft.ops._common.products.wgmma_model import Epilogue
+from weft.ops.linear import with_cuda as linear_cuda
+from weft.ops.matmul import with_cuda as matmul_cuda
 
 EMULATOR = TESTS / "helpers" / "hopper_emulator.hpp"
 LIBRARY = SRC / "weft/ops/_common/hopper"
@@ -219,6 +221,50 @@ def test_few_rows_are_taken_where_both_operands_are_k_major(monkeypatch: pytest.
     invariant.forward(x, w.t())
     invariant.forward(x, torch.zeros(72, 40, dtype=BF16))
     assert called == [few_rows, wgmma]
+
+
+def test_weights_of_too_few_columns_are_left_to_the_division_of_k() -> None:
+    """A Llama 8B's and GPT-2's weights are read fastest in one chain; 1024 columns of 14336 are not."""
+    llama = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
+    gpt2 = ((2304, 768), (768, 768), (3072, 768), (768, 3072), (50304, 768))
+    assert all(few_rows.is_faster_than_skinny(*weight, 132) for weight in (*llama, *gpt2))
+    assert not any(
+        few_rows.is_faster_than_skinny(n, k, 132) for n, k in ((1024, 14336), (512, 4096), (64, 4096))
+    )
+
+
+@needs_compiler
+def test_operators_compute_few_rows_and_their_epilogues_by_one_kernel(
+    emulated: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No pass and no other product. Without wgmma, or with a weight across K, skinny.py is asked."""
+    monkeypatch.setattr(few_rows, "has_wgmma", lambda device: True)
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 72).bfloat16(), torch.randn(136, 72).bfloat16()
+    bias, residual = torch.randn(136).bfloat16(), torch.randn(5, 136).bfloat16()
+    asked = []
+    for module in (skinny, wgmma, linear_cuda):
+        name = "epilogue" if module is linear_cuda else "forward"
+        monkeypatch.setattr(module, name, lambda *a, module=module, **k: asked.append(module))
+    plain = x.double() @ weight.double().t()
+    sums = plain + bias.double()
+    gelu = torch.nn.functional.gelu(sums, approximate="tanh")
+    y, pre = linear_cuda.linear_gelu_forward(x, weight, bias)
+    for got, expected in (
+        (matmul_cuda.forward(x, weight.t()), plain),
+        (linear_cuda.multiply(x, weight.t()), plain),
+        (linear_cuda.linear_forward(x, weight, bias), sums),
+        (linear_cuda.linear_residual_forward(x, weight, bias, residual), sums + residual.double()),
+        (linear_cuda.linear_gelu_forward(x, weight, bias, keep=False), gelu),
+        (y, gelu),
+        (pre, sums),
+    ):
+        torch.testing.assert_close(got.double(), expected, rtol=2**-8, atol=1e-3)
+    assert asked == []
+    matmul_cuda.forward(x, weight.t().contiguous())
+    monkeypatch.setattr(few_rows, "has_wgmma", lambda device: False)
+    matmul_cuda.forward(x, weight.t())
+    assert asked == [skinny, skinny]
 
 
 @pytest.mark.sampled(2)

@@ -36,6 +36,7 @@ from weft import machine
 from weft.core import WeftError
 from weft.ops._common.cublas import call_at_precision
 from weft.ops._common.products import invariant, skinny, wgmma
+from weft.ops.matmul import with_cuda
 from weft.ops.scaled_matmul import with_cuda as scaled
 from weft.ops.scaled_matmul import with_torch as scaled_by_torch
 from weft.ops.scaled_matmul.quantize import quantize_fp8
@@ -320,23 +321,25 @@ def few_rows_lines(
 ) -> Iterator[str]:
     """Yield one line for each weight and number of rows, and the geometric mean over a Llama 8B's.
 
-    ``l2_bytes`` 0 is the device's own.
+    Weft's product is that of ``impl="cuda"``; skinny.py is the one that divides K. ``l2_bytes`` 0 is the
+    device's own.
     """
     ratios = []
     l2_bytes = l2_bytes or torch.cuda.get_device_properties(0).L2_cache_size
-    yield "n k m: us by weft, us by torch.mm, torch / weft, TB/s of the weight by weft"
+    yield "n k m: us by weft, us by skinny.py, us by torch.mm, torch / weft, TB/s of the weight by weft"
     for n, k in weights:
         bytes_read = n * k * DTYPE.itemsize
         ws = [matrix(n, k, True, device).t() for _ in range(max(1, -(-3 * l2_bytes // bytes_read)))]
         count = -(-int(max(1.0, min(100.0, GRAPH_US * 4e6 / bytes_read))) // len(ws)) * len(ws)
         for m in rows:
             x = matrix(m, k, True, device)
-            ours: Call = lambda i, x=x, ws=ws: skinny.forward(x, ws[i % len(ws)])  # type: ignore[misc]  # noqa: E731
-            library: Call = lambda i, x=x, ws=ws: torch.mm(x, ws[i % len(ws)])  # type: ignore[misc]  # noqa: E731
-            us, library_us = graph_times([ours, library], count)
+            products = (with_cuda.forward, skinny.forward, torch.mm)
+            calls = [lambda i, p=p, x=x, ws=ws: p(x, ws[i % len(ws)]) for p in products]
+            us, skinny_us, library_us = graph_times(calls, count)
             if (n, k) in LLAMA_8B:
                 ratios.append(library_us / us)
-            yield f"{n} {k} {m}: {us:.1f} {library_us:.1f} {library_us / us:.2f} {bytes_read * 1e-6 / us:.2f}"
+            figures = f"{us:.1f} {skinny_us:.1f} {library_us:.1f} {library_us / us:.2f}"
+            yield f"{n} {k} {m}: {figures} {bytes_read * 1e-6 / us:.2f}"
     if ratios:
         mean = statistics.geometric_mean(ratios)
         yield f"geometric mean of torch / weft, a Llama 8B's products: {mean:.3f}"

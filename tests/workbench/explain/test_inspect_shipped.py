@@ -218,15 +218,15 @@ def has_wide_step_so_far(step: Implementation) -> bool:
 
 def faults(kernel: dict[str, Any], arch: int) -> list[str]:
     """Name the rules of accesses and tensor cores that a kernel's instructions break."""
-    named, found = f"{kernel['operator']} {kernel['kernel']} {kernel['label']}", []
+    named, broken_rules = f"{kernel['operator']} {kernel['kernel']} {kernel['label']}", []
     if loads_less_than_it_says(kernel) and not reasons(kernel, NARROW_LOADS):
-        found.append(f"{named} loads {bits(kernel)} bits")
+        broken_rules.append(f"{named} loads {bits(kernel)} bits")
     if stores_in_pieces(kernel) and not reasons(kernel, NARROW_STORES):
-        found.append(f"{named} stores {kernel['counts']['memory']}")
+        broken_rules.append(f"{named} stores {kernel['counts']['memory']}")
     declared = registry.implementation(kernel["operator"], kernel["implementation"])
     is_early = declared.is_step and declared.backend == "cuda" and not has_wide_step_so_far(declared)
     if is_early and bits(kernel) > 64:
-        found.append(f"{named}: earlier steps of a ladder have no vector loads")
+        broken_rules.append(f"{named}: earlier steps of a ladder have no vector loads")
     if kernel["operator"] == "matmul" and not kernel["label"].startswith(("fma", "ieee")):
         by_wgmma = kernel["label"].startswith(("wgmma", "few-rows"))
         newest = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}[arch]
@@ -235,8 +235,8 @@ def faults(kernel: dict[str, Any], arch: int) -> list[str]:
         is_copy = kernel["label"].startswith(("transpose", "align_rows"))
         expected = set() if kernel["kernel"].endswith("_sum") or is_copy else {kind}
         if (kinds := {name.partition(".")[0] for name in kernel["counts"]["tensor"]}) != expected:
-            found.append(f"{named} has products by {kinds}, expected {expected}")
-    return found
+            broken_rules.append(f"{named} has products by {kinds}, expected {expected}")
+    return broken_rules
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """The linear family in CUDA C++: products with epilogues on tensor cores, and column sums of linear.cu.
 
-Products of half types are Weft's own: those of at most 64 rows (skinny.py), and on Hopper the others
-(wgmma.py), with bias, GELU and residual computed on the float32 sums. The rest are cuBLAS's; GELU and the
-residual are then passes of linear.cu, 16 bytes at a time, as after a product of few rows.A backward is one
+Products of half types are Weft's own. On Hopper they are wgmma.py's, and few_rows.py's for at most 64 rows,
+with bias, GELU and residual computed on the float32 sums. Other products of at most 64 rows are skinny.py's,
+the rest cuBLAS's; GELU and the residual are then passes of linear.cu, 16 bytes at a time. A backward is one
 pass over the gradient, for dbias, and two products. GELU's slope belongs to that pass: the gradient that it
 multiplies is this operator's input, and no product of this call computes it.
 """
@@ -23,7 +23,7 @@ from weft.machine.device_limits import has_wgmma
 from weft.ops._common.cublas import call_at_precision
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
 from weft.ops._common.prepared import LaunchCache, are_repeatable
-from weft.ops._common.products import invariant, skinny, wgmma
+from weft.ops._common.products import few_rows, invariant, skinny, wgmma
 from weft.ops._common.products.wgmma import Epilogue
 from weft.ops.linear.products import library_linear, to_2d
 
@@ -38,15 +38,20 @@ LAUNCHES = LaunchCache()
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (M, K), (K, N) -> (M, N)
 
 
-def is_fused(x2d: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Return True if one kernel computes x W^T and its epilogue."""
-    return x2d.shape[0] > skinny.MAX_ROWS and wgmma.supports(x2d, weight.t()) and has_wgmma(x2d.device)
+def fused_product(x2d: torch.Tensor, weight: torch.Tensor) -> Callable[..., Any] | None:
+    """Return the function of one kernel that computes x W^T and its epilogue, or None if there is none.
+
+    Its arguments are those of ``wgmma.forward``.
+    """
+    if x2d.shape[0] <= skinny.MAX_ROWS:
+        return few_rows.forward if few_rows.suits(x2d, weight.t()) else None
+    return wgmma.forward if wgmma.supports(x2d, weight.t()) and has_wgmma(x2d.device) else None
 
 
 def product(x2d: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Return x W^T + b (M, N) for x (M, K), weight (N, K) and bias (N,)."""
-    if is_fused(x2d, weight):
-        return wgmma.forward(x2d, weight.t(), Epilogue.BIAS, bias)  # type: ignore[no-any-return]
+    if fused := fused_product(x2d, weight):
+        return fused(x2d, weight.t(), Epilogue.BIAS, bias)  # type: ignore[no-any-return]
     if x2d.is_cuda and skinny.supports(x2d, weight.t()):
         return skinny.forward(x2d, weight.t(), bias)
     return library_linear(x2d, weight, bias)
@@ -54,6 +59,8 @@ def product(x2d: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torc
 
 def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return a (M, K) @ b (K, N), of any strides."""
+    if few_rows.suits(a, b):
+        return few_rows.forward(a, b)  # type: ignore[no-any-return]
     if a.is_cuda and skinny.supports(a, b):
         return skinny.forward(a, b)
     if wgmma.supports(a, b) and has_wgmma(a.device):
@@ -91,10 +98,10 @@ def linear_gelu_forward(
     """Return ``(y, pre)``, or without ``keep`` y alone."""
     shape = (*x.shape[:-1], weight.shape[0])
     x2d = to_2d(x)
-    if is_fused(x2d, weight):
+    if fused := fused_product(x2d, weight):
         if not keep:
-            return wgmma.forward(x2d, weight.t(), Epilogue.GELU, bias).view(shape)
-        y, pre = wgmma.forward(x2d, weight.t(), Epilogue.GELU_PRE, bias)
+            return fused(x2d, weight.t(), Epilogue.GELU, bias).view(shape)
+        y, pre = fused(x2d, weight.t(), Epilogue.GELU_PRE, bias)
         return y.view(shape), pre.view(shape)
     pre = product(x2d, weight, bias)
     y = epilogue(GELU, pre, None, torch.empty_like(pre) if keep else pre).view(shape)
@@ -121,8 +128,8 @@ def linear_residual_forward(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor
 ) -> torch.Tensor:
     x2d, residual2d = to_2d(x), to_2d(residual)
-    if is_fused(x2d, weight):
-        y = wgmma.forward(x2d, weight.t(), Epilogue.RESIDUAL, bias, residual2d)
+    if fused := fused_product(x2d, weight):
+        y = fused(x2d, weight.t(), Epilogue.RESIDUAL, bias, residual2d)
     else:
         y = product(x2d, weight, bias)
         epilogue(RESIDUAL, y, residual2d.contiguous(), y)

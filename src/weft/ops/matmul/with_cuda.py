@@ -1,8 +1,8 @@
 """The matrix product in CUDA C++: float32 by fma, the rest by tensor cores; see the four .cu files.
 
-Two programs in ops/_common/products are shared with other operators. Products of half types of at most 64
-rows read the weight once (skinny.py). On Hopper the others, and tf32, go through the copy engine and wgmma
-(wgmma.py).
+Programs in ops/_common/products are shared with other operators. Products of half types of at most 64 rows
+read the weight once (few_rows.py on Hopper, skinny.py). On Hopper the others, and tf32, go through the copy
+engine and wgmma (wgmma.py).
 
 Operands are read as they are stored, except tf32's across K on Hopper, which are transposed first. Each
 order of strides is a variant of the program; further variants take any strides and alignment, one element at
@@ -182,6 +182,8 @@ def choose(a: torch.Tensor, b: torch.Tensor, precision: str) -> Config:
 
 
 def forward(a: torch.Tensor, b: torch.Tensor, *, precision: str = "ieee") -> torch.Tensor:
+    if few_rows.suits(a, b):
+        return few_rows.forward(a, b)  # type: ignore[no-any-return]
     if skinny.supports(a, b):
         return skinny.forward(a, b)
     if wgmma.supports(a, b, precision) and has_wgmma(a.device) and wgmma.is_faster_than_mma(a, b):

@@ -1,8 +1,9 @@
-"""Products of at most 64 rows with the bits of those of many rows (few_rows.cu).
+"""Products of at most 64 rows, with the bits of those of many rows (few_rows.cu).
 
 An element is one chain of wgmma over all of K, as in wgmma.py. The tile is what differs: few columns, so that
 the columns of a weight make about as many tiles as the device has SMs, and the weight is read at the rate of
-the memory without a division of K.
+the memory without a division of K. Weights of too few columns for that are left to skinny.py, which divides K
+(:func:`is_faster_than_skinny`); batch-invariant products always are these.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from weft.backends.nvrtc import CudaSource, Kernel
-from weft.machine.device_limits import num_sms
+from weft.machine.device_limits import has_wgmma, num_sms
 from weft.ops._common.hopper import tensor_map
 from weft.ops._common.hopper.tensor_map import TensorMap
 from weft.ops._common.layout import CUDA_TYPES, dtype_name
@@ -41,6 +42,10 @@ WIDEST_OF_TWO_BLOCKS = 64  # columns
 # of a stage beside its products and their clock, and the end of a tile. Clusters were at best as fast.
 MEMORY_BYTES_PER_NS, SM_BYTES_PER_NS, L2_BYTES_PER_NS = 4200.0, 38.0, 95.0
 STAGE_CYCLES, CLOCK_GHZ, TILE_US = 40, 1.7, 0.3
+# Time of skinny.py beside reading the weight at MEMORY_BYTES_PER_NS: two launches and partial sums. Fitted to
+# 1 and 16 rows at eight weights of 8 MB to 1 GB, within 6 % (H200, products-2026-11-28.txt). 64 rows cost it
+# 20 to 40 % more, and hardly more here, so that this kernel is preferred where both are about equal.
+SKINNY_US, PREFERENCE = 4.5, 1.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +120,13 @@ def source(dtype: torch.dtype, config: Config, epilogue: Epilogue = Epilogue.PLA
     )
 
 
+def suits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return True if the kernel takes a (M, K) @ b (K, N), and is faster on their GPU than skinny.py."""
+    if not (supports(a, b) and has_wgmma(a.device)):
+        return False
+    return is_faster_than_skinny(b.shape[1], b.shape[0], num_sms(a.device))
+
+
 def supports(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return True if the kernel takes a (M, K) @ b (K, N) of half types.
 
@@ -168,6 +180,16 @@ def choose(m: int, n: int, k: int, sms: int) -> Config:
         for columns in WIDTHS
     ]
     return min(configs, key=lambda config: estimated_us(n, k, config, sms))
+
+
+@lru_cache(maxsize=4096)
+def is_faster_than_skinny(n: int, k: int, sms: int) -> bool:
+    """Return True if the models say so of a product with a weight (K, N).
+
+    The number of rows has no influence, so that the bits of a row do not change between 1 and 64 rows.
+    """
+    skinny_us = SKINNY_US + 2 * n * k / MEMORY_BYTES_PER_NS * 1e-3
+    return estimated_us(n, k, choose(1, n, k, sms), sms) <= PREFERENCE * skinny_us
 
 
 def forward_with(
