@@ -29,7 +29,8 @@ from weft.workbench.timing.conditions import read as read_conditions
 # Parts of error messages after which the GPU's context of that process may be unusable.
 CUDA_ERRORS = ("CUDA error", "CUDA_ERROR")
 
-REPEAT_SECONDS = 6.0  # of further repeats, for each implementation and direction: for several quick cases
+# Of further repeats, for each implementation and direction: one case has time for all of MAX_CALLS (check.py).
+REPEAT_SECONDS = 3.0
 MAX_CACHED_BYTES = 1 << 30  # GPU memory that this process's allocator may cache during a remote call
 
 
