@@ -29,7 +29,7 @@ from weft.workbench.timing.conditions import read as read_conditions
 # Parts of error messages after which the GPU's context of that process may be unusable.
 CUDA_ERRORS = ("CUDA error", "CUDA_ERROR")
 
-# Of further repeats, for each implementation and direction: one case has time for all of MAX_CALLS (check.py).
+# Of further repeats, for each implementation and direction: enough for one case with all of MAX_CALLS.
 REPEAT_SECONDS = 3.0
 MAX_CACHED_BYTES = 1 << 30  # GPU memory that this process's allocator may cache during a remote call
 

@@ -274,10 +274,11 @@ def _max_clusters(kernel: Any, config: Config, device: torch.device) -> int:
 
 
 def aot_kernels() -> tuple[CudaSource, ...]:
-    """Return the program of each width for one row, one of a cluster, and one of float16."""
+    """Return the program of each width for one row, one for 16 rows, one of a cluster, and one of float16."""
     configs = [
         Config(columns=columns, a_rows=8, k_blocks=2 if columns <= WIDEST_OF_TWO_BLOCKS else 1)
         for columns in WIDTHS
     ]
+    sixteen = Config(columns=112, a_rows=16, k_blocks=1)  # of matmul's case 16x14336x4096
     shared = Config(columns=32, a_rows=64, cluster=2)
-    return (*(source(torch.bfloat16, c) for c in (*configs, shared)), source(torch.float16, shared))
+    return (*(source(torch.bfloat16, c) for c in (*configs, sixteen, shared)), source(torch.float16, shared))
