@@ -62,7 +62,7 @@ constexpr int OUT_COLUMNS = 64;                        // of one box that the co
 constexpr int OUT_BYTES = 64 * 128;                    // 64 rows of them
 constexpr int BOXES = BN / OUT_COLUMNS;                // times that a group fills its buffer for a tile
 constexpr int BARRIERS_AT = STAGES * STAGE_BYTES + CONSUMERS * OUT_BYTES;
-constexpr int PRODUCER_REGISTERS = STAGED ? 56 : 40;
+constexpr int PRODUCER_REGISTERS = !STAGED ? 40 : CONSUMERS == 3 ? 56 : 64;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 152 : STAGED ? 224 : 232;  // at most 65,536 in all
 constexpr int SCALE_BLOCK = 128, SECTIONS = BN / 64;  // a section of 64 columns has one scale of b
 // Warps that write scales, rows of each, and steps whose scales a warp loads at a time.
@@ -356,6 +356,8 @@ struct StagedSum {
   // the tensor cores would wait for a longer computation.
   __device__ __forceinline__ StagedPart issue(float (&sums)[BN / 2], int half) {
     StagedPart part{ring.stage, {}};
+    const unsigned stage_bytes = ring.stage * STAGE_BYTES;
+    const unsigned long long a_half = advance(a, stage_bytes + half * 64 * BK), b_stage = advance(b, stage_bytes);
     if (half == 0) pipeline.wait_full(ring);
     if constexpr (TURNS) named_barrier(TURN_BARRIER + group, 2 * GROUP_THREADS);
     wgmma_fence();
@@ -363,8 +365,9 @@ struct StagedSum {
     for (int k = 0; k < BK / 32; ++k) {
       // The last product is a group of its own, which runs while the turn goes to the other group.
       if (TURNS && k == BK / 32 - 1) wgmma_commit();
-      const unsigned bytes = ring.stage * STAGE_BYTES + k * K_STEP_BYTES<K_MAJOR>;
-      WgmmaFp8<A_TYPE, B_TYPE, BN>::run(sums, advance(a, bytes + half * 64 * BK), advance(b, bytes), k > 0);
+      constexpr int STEP_BYTES = K_STEP_BYTES<K_MAJOR>;
+      WgmmaFp8<A_TYPE, B_TYPE, BN>::run(sums, advance(a_half, k * STEP_BYTES), advance(b_stage, k * STEP_BYTES),
+                                        k > 0);
     }
     wgmma_commit();
     if constexpr (BLOCK_SCALES)
@@ -393,14 +396,19 @@ struct StagedSum {
   }
 };
 
+// The descriptor from a shuffle, which the compiler does not compute again before each step.
+__device__ __forceinline__ unsigned long long kept(unsigned long long descriptor) {
+  return (descriptor >> 32 << 32) | (unsigned)__shfl_sync(0xffffffff, (int)descriptor, 0);
+}
+
 __device__ __forceinline__ void multiply_staged(float (&total)[HALVES][BN / 2], const Unit& unit, int group,
                                                 Pipeline<STAGES> pipeline, RingPosition<STAGES>& ring,
                                                 unsigned stages) {
 #pragma unroll
   for (int i = 0; i < HALVES * BN / 2; ++i) total[i / (BN / 2)][i % (BN / 2)] = 0.0f;
   const int row = group * HALVES * 64 + accumulator_row(threadIdx.x % GROUP_THREADS, 0);
-  StagedSum sum{total, group, pipeline, ring, descriptor<K_MAJOR>(stages + group * HALVES * 64 * BK),
-                descriptor<K_MAJOR>(stages + A_BYTES), stages + SCALES_AT + row * 4};
+  StagedSum sum{total, group, pipeline, ring, kept(descriptor<K_MAJOR>(stages + group * HALVES * 64 * BK)),
+                kept(descriptor<K_MAJOR>(stages + A_BYTES)), stages + SCALES_AT + row * 4};
   float first[BN / 2];
   if constexpr (SETS == 1) {
     for (int step = unit.first; step < unit.end; ++step)
