@@ -62,8 +62,11 @@ constexpr int OUT_COLUMNS = 64;                        // of one box that the co
 constexpr int OUT_BYTES = 64 * 128;                    // 64 rows of them
 constexpr int BOXES = BN / OUT_COLUMNS;                // times that a group fills its buffer for a tile
 constexpr int BARRIERS_AT = STAGES * STAGE_BYTES + CONSUMERS * OUT_BYTES;
-constexpr int PRODUCER_REGISTERS = !STAGED ? 40 : CONSUMERS == 3 ? 56 : 64;
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 152 : STAGED ? 224 : 232;  // at most 65,536 in all
+// Of a thread. A block's threads hold 64,512 registers from its launch on (65,536 for four groups), and a request
+// for more never returns.
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 56 : STAGED && BLOCK_SCALES ? 72 : 40;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 152 : STAGED && BLOCK_SCALES ? 216 : 232;
+static_assert(128 * (PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) <= (CONSUMERS == 3 ? 65536 : 64512));
 constexpr int SCALE_BLOCK = 128, SECTIONS = BN / 64;  // a section of 64 columns has one scale of b
 // Warps that write scales, rows of each, and steps whose scales a warp loads at a time.
 constexpr int SCALE_WARPS = STAGED && BLOCK_SCALES ? (BM > 128 ? 2 : 1) : 0;
