@@ -62,7 +62,7 @@ SPLIT_POINTS = [
     ((200, 264, 656, DOUBLE[0], ROWS, E4M3, E4M3), 3, 4),
     ((16, 200, 528, ODD, ROWS, E4M3, E4M3), 2, 8),
 ]
-PAIRS, FOURS, HALVES, TURNS, HALVES_PAIR, HALVES_SHARE_A, TURNS_SHARE_A, THREE, THREE_SHARE_A = (
+PAIRS, FOURS, HALVES, TURNS, HALVES_PAIR, HALVES_SHARE_A, TURNS_SHARE_A, THREE, THREE_SHARE_A, *ODD_TURNS = (
     with_cuda.STAGED[1:]
 )
 # As POINTS, and the number of parts of K and of clusters that run at once.
@@ -82,6 +82,8 @@ STAGED_POINTS = [
     ((200, 264, 272, THREE, BLOCKS, E4M3, E4M3), 1, 2),
     ((200, 264, 656, THREE_SHARE_A, BLOCKS, E4M3, E4M3), 2, 3),
     ((392, 136, 272, THREE_SHARE_A, ROWS, E4M3, E4M3), 1, 1),
+    ((264, 392, 272, ODD_TURNS[0], ROWS, E4M3, E4M3), 1, 1),
+    ((264, 392, 656, ODD_TURNS[1], TENSOR, E4M3, E4M3), 2, 3),
 ]
 WAIT = "    wgmma_wait<PENDING>();\n"
 RELEASE = "    if (threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(stage);\n"
@@ -171,7 +173,7 @@ FAULTS = {
 }
 STAGED_RELEASE = "    if (half == HALVES - 1) pipeline.release_by_lanes<CLUSTER>(part.stage);\n"
 # name: the configuration, and as above
-STAGED_FAULTS = {
+STAGED_FAULTS: dict[str, tuple[with_cuda.Config, str, str]] = {
     "scales are written into a stage in use": (
         PAIRS,
         "        wait(pipeline.empty(ring.stage), ring.parity ^ 1);\n        if (at == own_step)",
@@ -433,6 +435,7 @@ STAGED_SOURCES = [
     with_cuda.source(("e4m3", "e4m3"), torch.bfloat16, config, by_blocks, is_split)
     for config in with_cuda.STAGED
     for by_blocks, is_split in ((False, False), (True, False), (True, True))
+    if config.takes_blocks or not by_blocks
 ]
 
 
@@ -440,10 +443,17 @@ STAGED_SOURCES = [
 @pytest.mark.parametrize(
     "source", (*with_cuda.IMPLEMENTATION.aot_kernels, *STAGED_SOURCES), ids=lambda s: s.label
 )
-def test_no_program_spills_registers(source: CudaSource) -> None:
+def test_no_program_spills_registers_or_waits_for_more_than_its_block_has(source: CudaSource) -> None:
     sass = disassemble.sass(source.compile("sm_90a"))
     assert "QGMMA" in sass
     assert not re.search(r"\b(STL|LDL)\b", sass)
+    consumers, producers = (
+        int(re.findall(rf"USETMAXREG\.{kind}\.CTAPOOL (?:UP\d, )?(0x\w+)", sass)[0], 16)
+        for kind in ("TRY_ALLOC", "DEALLOC")
+    )
+    groups = int(dict(source.defines)["GROUPS"])
+    at_launch = 65536 // (1 + groups) // 128 // 8 * 8  # of a thread: registers come in eights
+    assert producers + groups * consumers <= (1 + groups) * at_launch
 
 
 def test_the_generated_shapes_are_current() -> None:
@@ -678,7 +688,7 @@ def test_quantisation_refuses_with_one_clear_error(x: torch.Tensor, options: dic
 def test_products_are_right_on_a_gpu(mode: str, config: object) -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wgmma exists on compute capability 9.0 alone")
-    if mode == BLOCKS and not config.promotes:  # type: ignore[attr-defined]
+    if mode == BLOCKS and not config.takes_blocks:  # type: ignore[attr-defined]
         pytest.skip("scales of blocks are multiplied by where sums are promoted")
     for m, n, k in ((1, 8, 16), (128, 256, 128), (1000, 1032, 2064), (4096, 4096, 512), (520, 4104, 144)):
         for a_dtype, b_dtype in ((E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)):

@@ -25,7 +25,7 @@ from weft.ops.scaled_matmul.spec import has_blocks, sizes
 ARCH = 90  # wgmma exists on sm_90a alone
 CAPABILITY = (9, 0)
 FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
-K_STEP = 128  # elements of K in a stage
+K_STEP, SCALE_BLOCK = 128, 128  # elements of K in a stage; rows and columns of b that have one scale
 BUFFER_BYTES = 64 * 128  # of a warp group that computes
 GROUP_THREADS, SUM_COLUMNS = 128, 32  # of a block of the second kernel: threads; columns of c, for 64 rows
 K_MULTIPLE, N_MULTIPLE = 16, 8  # rows of a, b and c are multiples of 16 bytes
@@ -104,6 +104,11 @@ class Config:
     cluster_columns: int = 1
 
     @property
+    def takes_blocks(self) -> bool:
+        """True if a program exists for scales of blocks: a staged one has one scale of b in a tile."""
+        return self.promotes and (not self.staged or self.columns == SCALE_BLOCK)
+
+    @property
     def rows(self) -> int:
         """Rows of c in a tile."""
         return 64 * self.groups * self.halves
@@ -153,6 +158,8 @@ STAGED = (
     Config(columns=128, stages=4, cluster=2, cluster_columns=2, halves=2, turns=True, staged=True),
     Config(columns=128, stages=4, groups=3, staged=True),
     Config(columns=128, stages=4, cluster=2, cluster_columns=2, groups=3, staged=True),
+    Config(columns=192, stages=5, turns=True, staged=True),
+    Config(columns=192, stages=5, cluster=2, turns=True, staged=True),
 )
 # By whether scales are of blocks.
 CHOSEN_FROM = {True: (*CANDIDATES[1:3], TWO_SETS), False: (*CANDIDATES[:3], TWO_SETS)}
