@@ -52,8 +52,8 @@ using T = WEFT_T;  // of c
 constexpr int CONSUMERS = GROUPS, BM = 64 * HALVES * CONSUMERS, BK = 128, BAND = 8;
 constexpr int THREADS = GROUP_THREADS * (1 + CONSUMERS);
 constexpr int A_BYTES = BM * BK, B_BYTES = BN * BK, STAGE_BYTES = A_BYTES + B_BYTES;
-// The blocks of a cluster compute tiles below each other, in CLUSTER_COLUMNS columns. Each loads a share of the
-// tile of b that its column has in common, and of the tile of a that its row has.
+// The blocks of a cluster compute tiles below each other, in CLUSTER_COLUMNS columns. Each loads a share of
+// the tile of b that its column has in common, and of the tile of a that its row has.
 constexpr int CLUSTER_ROWS = CLUSTER / CLUSTER_COLUMNS;
 constexpr int SHARE_COLUMNS = BN / CLUSTER_ROWS, B_SHARE = SHARE_COLUMNS * BK;
 constexpr int SHARE_ROWS = BM / CLUSTER_COLUMNS, A_SHARE = SHARE_ROWS * BK;
@@ -62,11 +62,11 @@ constexpr int OUT_COLUMNS = 64;                        // of one box that the co
 constexpr int OUT_BYTES = 64 * 128;                    // 64 rows of them
 constexpr int BOXES = BN / OUT_COLUMNS;                // times that a group fills its buffer for a tile
 constexpr int BARRIERS_AT = STAGES * STAGE_BYTES + CONSUMERS * OUT_BYTES;
-// Of a thread. A block's threads hold 64,512 registers from its launch on (65,536 for four groups), and a request
-// for more never returns.
+// Of a thread. A block's threads hold 64,512 registers from its launch on (65,536 for four groups), and a
+// request for more never returns.
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 56 : STAGED && BLOCK_SCALES ? 72 : 40;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 152 : STAGED && BLOCK_SCALES ? 216 : 232;
-static_assert(128 * (PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) <= (CONSUMERS == 3 ? 65536 : 64512));
+static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= (CONSUMERS == 3 ? 512 : 504));
 constexpr int SCALE_BLOCK = 128, SECTIONS = BN / 64;  // a section of 64 columns has one scale of b
 // Warps that write scales, rows of each, and steps whose scales a warp loads at a time.
 constexpr int SCALE_WARPS = STAGED && BLOCK_SCALES ? (BM > 128 ? 2 : 1) : 0;
@@ -182,41 +182,15 @@ __device__ __forceinline__ void produce(const ScaledArguments& arguments, Pipeli
   });
 }
 
-// Writes the scales of each step's rows, multiplied by that of the tile's block of b, beside the step's stage:
-// those of SCALE_ROWS rows, by warp `part` of SCALE_WARPS. A lane loads one of SCALE_STEPS steps, for every
-// eighth row, so that both orders of the scales are read in whole sectors.
-__device__ __forceinline__ void produce_scales(const ScaledArguments& arguments, Pipeline<STAGES> pipeline,
-                                               unsigned scales, int part) {
-  RingPosition<STAGES> ring;
-  const Scale &of_a = arguments.scale_a, &of_b = arguments.scale_b;
-  const int lane = threadIdx.x % 32, own_step = lane % SCALE_STEPS;
-  const int own_row = part * SCALE_ROWS + lane / SCALE_STEPS;
-  for_each_unit(arguments, [&](const Unit& unit) {
-    const int block = min(unit.column, arguments.columns - 1) / SCALE_BLOCK;
-    for (int first = unit.first; first < unit.end; first += SCALE_STEPS) {
-      const int step = min(first + own_step, unit.end - 1);
-      const float factor_b = scale_at(of_b, step, block);
-      float factors[SCALE_ROWS / 8];
-#pragma unroll
-      for (int i = 0; i < SCALE_ROWS / 8; ++i)
-        factors[i] = scale_at(of_a, min(unit.row + own_row + i * 8, arguments.rows - 1), step);
-#pragma unroll
-      for (int i = 0; i < SCALE_ROWS / 8; ++i) factors[i] *= factor_b;
-      for (int at = 0; at < SCALE_STEPS && first + at < unit.end; ++at, ring.next()) {
-        wait(pipeline.empty(ring.stage), ring.parity ^ 1);
-        if (at == own_step)
-#pragma unroll
-          for (int i = 0; i < SCALE_ROWS / 8; ++i)
-            store_word(scales + ring.stage * SCALES_BYTES + (own_row + i * 8) * 4, __float_as_uint(factors[i]));
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(pipeline.full(ring.stage));
-      }
-    }
-  });
-}
+constexpr int OUT_BARRIER = 1;  // of group 0; the next is group 1's
 
-// Named barriers: of group 0, 1 (and 2) for its buffer; of group 0 and 1 for its turn.
-constexpr int OUT_BARRIER = 1, TURN_BARRIER = 4;
+}  // namespace
+
+#if STAGED
+#include "scaled_matmul_staged.cuh"
+#endif
+
+namespace {
 
 // Issues the products of one step with this group's 64 rows of a.
 __device__ __forceinline__ void issue_step(float (&sums)[BN / 2], unsigned stage, int group,
@@ -341,102 +315,6 @@ __device__ __forceinline__ void multiply_promoted(float (&total)[BN / 2], const 
   }
 }
 
-// With STAGED: the products of a step's 64 rows (a part), from their issue to their addition.
-struct StagedPart {
-  int stage;
-  float factors[2];  // of the thread's two rows
-};
-
-struct StagedSum {
-  float (&total)[HALVES][BN / 2];
-  const int group;
-  const Pipeline<STAGES> pipeline;
-  RingPosition<STAGES>& ring;       // of the next part to issue
-  const unsigned long long a, b;    // descriptors of the group's rows, and of b, in the first stage
-  const unsigned factors_at;        // of the thread's first row there
-
-  // Issues the next part's products into `sums`. Their descriptors are one addition each: between two steps
-  // the tensor cores would wait for a longer computation.
-  __device__ __forceinline__ StagedPart issue(float (&sums)[BN / 2], int half) {
-    StagedPart part{ring.stage, {}};
-    const unsigned stage_bytes = ring.stage * STAGE_BYTES;
-    const unsigned long long a_half = advance(a, stage_bytes + half * 64 * BK), b_stage = advance(b, stage_bytes);
-    if (half == 0) pipeline.wait_full(ring);
-    if constexpr (TURNS) named_barrier(TURN_BARRIER + group, 2 * GROUP_THREADS);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < BK / 32; ++k) {
-      // The last product is a group of its own, which runs while the turn goes to the other group.
-      if (TURNS && k == BK / 32 - 1) wgmma_commit();
-      constexpr int STEP_BYTES = K_STEP_BYTES<K_MAJOR>;
-      WgmmaFp8<A_TYPE, B_TYPE, BN>::run(sums, advance(a_half, k * STEP_BYTES), advance(b_stage, k * STEP_BYTES),
-                                        k > 0);
-    }
-    wgmma_commit();
-    if constexpr (BLOCK_SCALES)
-#pragma unroll
-      for (int row = 0; row < 2; ++row)
-        part.factors[row] = __uint_as_float(
-            load_word(factors_at + ring.stage * SCALES_BYTES + (half * 64 + row * 8) * 4));
-    if (half == HALVES - 1) ring.next();
-    return part;
-  }
-
-  // Waits until at most PENDING younger parts run, and adds this one's sums.
-  template <int PENDING>
-  __device__ __forceinline__ void add(const float (&sums)[BN / 2], const StagedPart& part, int half) {
-    if constexpr (TURNS) {
-      wgmma_wait<1>();
-      named_barrier_arrive(TURN_BARRIER + 1 - group, 2 * GROUP_THREADS);
-    }
-    wgmma_wait<PENDING>();
-    if (half == HALVES - 1) pipeline.release_by_lanes<CLUSTER>(part.stage);
-#pragma unroll
-    for (int i = 0; i < BN / 2; ++i) {
-      if constexpr (BLOCK_SCALES) total[half][i] += part.factors[i / 2 % 2] * sums[i];
-      else total[half][i] += sums[i];
-    }
-  }
-};
-
-// The descriptor from a shuffle, which the compiler does not compute again before each step.
-__device__ __forceinline__ unsigned long long kept(unsigned long long descriptor) {
-  return (descriptor >> 32 << 32) | (unsigned)__shfl_sync(0xffffffff, (int)descriptor, 0);
-}
-
-__device__ __forceinline__ void multiply_staged(float (&total)[HALVES][BN / 2], const Unit& unit, int group,
-                                                Pipeline<STAGES> pipeline, RingPosition<STAGES>& ring,
-                                                unsigned stages) {
-#pragma unroll
-  for (int i = 0; i < HALVES * BN / 2; ++i) total[i / (BN / 2)][i % (BN / 2)] = 0.0f;
-  const int row = group * HALVES * 64 + accumulator_row(threadIdx.x % GROUP_THREADS, 0);
-  StagedSum sum{total, group, pipeline, ring, kept(descriptor<K_MAJOR>(stages + group * HALVES * 64 * BK)),
-                kept(descriptor<K_MAJOR>(stages + A_BYTES)), stages + SCALES_AT + row * 4};
-  float first[BN / 2];
-  if constexpr (SETS == 1) {
-    for (int step = unit.first; step < unit.end; ++step)
-#pragma unroll
-      for (int half = 0; half < HALVES; ++half) sum.add<0>(first, sum.issue(first, half), half);
-  } else {
-    float second[BN / 2];
-    StagedPart first_part = sum.issue(first, 0), second_part;
-    int step = unit.first;
-    for (; step + 2 < unit.end; step += 2) {
-      second_part = sum.issue(second, 0);
-      sum.add<1>(first, first_part, 0);
-      first_part = sum.issue(first, 0);
-      sum.add<1>(second, second_part, 0);
-    }
-    if (step + 1 < unit.end) {
-      second_part = sum.issue(second, 0);
-      sum.add<1>(first, first_part, 0);
-      sum.add<0>(second, second_part, 0);
-    } else {
-      sum.add<0>(first, first_part, 0);
-    }
-  }
-}
-
 // The same, all in the accumulators of the tensor cores: the products of one step run on while those of the
 // next are issued.
 __device__ __forceinline__ void multiply(float (&total)[BN / 2], const Unit& unit, int group,
@@ -515,7 +393,7 @@ __device__ __forceinline__ auto partial_at(Partials partials, int partial, int g
   return partials + (vectors * GROUP_THREADS + thread) * 4;
 }
 
-// Stores the sums of 64 rows in float32, those of group `group` (part of a group with HALVES), unless their rows are outside of c.
+// Stores the sums of 64 rows in float32, unless these are outside of c. With HALVES, `group` counts halves.
 __device__ __forceinline__ void store_partial(const float (&sums)[BN / 2], const ScaledArguments& arguments,
                                               const Unit& unit, int group) {
   const int thread = threadIdx.x % GROUP_THREADS;
@@ -542,17 +420,20 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
   if (role == 0) {
     registers_decrease<PRODUCER_REGISTERS>();
     if (is_issuer()) produce(arguments, pipeline, stages);
+#if STAGED
     if constexpr (SCALE_WARPS > 0) {
       const int part = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0) - 1;  // warp 0 is the issuer's
       if (part >= 0 && part < SCALE_WARPS) produce_scales(arguments, pipeline, stages + SCALES_AT, part);
     }
+#endif
   } else {
     registers_increase<CONSUMER_REGISTERS>();
     const int group = role - 1;
     const unsigned buffer = stages + STAGES * STAGE_BYTES + group * OUT_BYTES;
     RingPosition<STAGES> ring;
 #if STAGED
-    if (TURNS && group == 1) named_barrier_arrive(TURN_BARRIER, 2 * GROUP_THREADS);  // the first is group 0's
+    // The first turn is group 0's.
+    if (TURNS && group == 1) named_barrier_arrive(TURN_BARRIER, 2 * GROUP_THREADS);
     for_each_unit(arguments, [&](const Unit& unit) {
       float sums[HALVES][BN / 2];
       multiply_staged(sums, unit, group, pipeline, ring, stages);
@@ -594,7 +475,8 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS)
   const int divided = arguments.row_tiles * arguments.column_tiles - arguments.whole_tiles;
   const Tile tile =
       tile_at<BAND>(arguments.whole_tiles + number, arguments.row_tiles, arguments.column_tiles);
-  const int row = (tile.row * CLUSTER_ROWS + row_in_cluster(rank)) * BM + group * 64 + accumulator_row(thread, 0);
+  const int first_row = (tile.row * CLUSTER_ROWS + row_in_cluster(rank)) * BM;
+  const int row = first_row + group * 64 + accumulator_row(thread, 0);
   const int first_column = (tile.column * CLUSTER_COLUMNS + column_in_cluster(rank)) * BN;
   if (row >= arguments.rows) return;
   float sums[PIECE_VECTORS * 4] = {};
