@@ -11,6 +11,10 @@
 // the step's blocks; without, scales are per row and column (or tensor), and the epilogue multiplies by them.
 // SETS is the number of sets of sums in the tensor cores. With 2, a group issues the products of the next
 // step before it adds up the sums of this one, and feeds the tensor cores without the other group.
+// With STAGED the scales of blocks come through the ring as well: a warp of group 0 multiplies those of a and
+// b, some steps ahead, and writes the products beside each stage. A group then computes HALVES parts of 64
+// rows, one after the other, in one set of sums; with 2, b is loaded half as often. With TURNS, one group's
+// products begin when the other's end, so that the two never promote at the same time.
 // With SPLIT, K of the last tiles, which are fewer than SMs, is divided into equal parts that different
 // blocks take: each writes its sums in float32, and a second kernel adds them in the order of K.
 // Source of the design: NVIDIA's CUTLASS, and the promotion of DeepSeek-V3 (arXiv:2412.19437).
@@ -32,6 +36,11 @@
 #define PROMOTE 1
 #define SETS 1
 #define BLOCK_SCALES 0
+#define STAGED 0
+#define GROUPS 2
+#define HALVES 1
+#define TURNS 0
+#define CLUSTER_COLUMNS 1
 #define SPLIT 0
 #endif
 
@@ -40,19 +49,35 @@ using namespace hopper;
 namespace {
 
 using T = WEFT_T;  // of c
-constexpr int CONSUMERS = 2, BM = 64 * CONSUMERS, BK = 128, BAND = 8;
+constexpr int CONSUMERS = GROUPS, BM = 64 * HALVES * CONSUMERS, BK = 128, BAND = 8;
 constexpr int THREADS = GROUP_THREADS * (1 + CONSUMERS);
 constexpr int A_BYTES = BM * BK, B_BYTES = BN * BK, STAGE_BYTES = A_BYTES + B_BYTES;
-// The blocks of a cluster compute tiles below each other. Each loads a share of their common tile of b.
-constexpr int SHARE_COLUMNS = BN / CLUSTER, B_SHARE = SHARE_COLUMNS * BK;
+// The blocks of a cluster compute tiles below each other, in CLUSTER_COLUMNS columns. Each loads a share of
+// the tile of b that its column has in common, and of the tile of a that its row has.
+constexpr int CLUSTER_ROWS = CLUSTER / CLUSTER_COLUMNS;
+constexpr int SHARE_COLUMNS = BN / CLUSTER_ROWS, B_SHARE = SHARE_COLUMNS * BK;
+constexpr int SHARE_ROWS = BM / CLUSTER_COLUMNS, A_SHARE = SHARE_ROWS * BK;
 constexpr unsigned short ALL_BLOCKS = (1 << CLUSTER) - 1;
 constexpr int OUT_COLUMNS = 64;                        // of one box that the copy engine stores: 128 bytes
 constexpr int OUT_BYTES = 64 * 128;                    // 64 rows of them
 constexpr int BOXES = BN / OUT_COLUMNS;                // times that a group fills its buffer for a tile
 constexpr int BARRIERS_AT = STAGES * STAGE_BYTES + CONSUMERS * OUT_BYTES;
-constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;  // with 384 threads: 64,512 of 65,536
+// Of a thread. A block's threads hold 64,512 registers from its launch on (65,536 for four groups), and a
+// request for more never returns.
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 56 : STAGED && BLOCK_SCALES ? 72 : 40;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 152 : STAGED && BLOCK_SCALES ? 216 : 232;
+static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= (CONSUMERS == 3 ? 512 : 504));
 constexpr int SCALE_BLOCK = 128, SECTIONS = BN / 64;  // a section of 64 columns has one scale of b
-static_assert(BN % 64 == 0 && BARRIERS_AT + Pipeline<STAGES>::BYTES <= 227 << 10, "too much shared memory");
+// Warps that write scales, rows of each, and steps whose scales a warp loads at a time.
+constexpr int SCALE_WARPS = STAGED && BLOCK_SCALES ? (BM > 128 ? 2 : 1) : 0;
+constexpr int SCALE_ROWS = BM / (BM > 128 ? 2 : 1), SCALE_STEPS = 4;
+constexpr int SCALES_AT = BARRIERS_AT + Pipeline<STAGES>::BYTES, SCALES_BYTES = SCALE_WARPS ? BM * 4 : 0;
+static_assert(BN % 64 == 0 && SCALES_AT + STAGES * SCALES_BYTES <= 227 << 10, "too much shared memory");
+static_assert(!STAGED || PROMOTE, "a program with STAGED promotes");
+static_assert(SCALE_WARPS == 0 || BN == SCALE_BLOCK, "a tile has one scale of b");
+static_assert(STAGED || (HALVES == 1 && CLUSTER_COLUMNS == 1), "other tiles are computed with STAGED");
+static_assert(!TURNS || (STAGED && SETS == 1 && CONSUMERS == 2), "two groups take turns");
+static_assert(HALVES == 1 || SETS == 1, "two sets for two halves do not fit in the registers");
 static_assert(PROMOTE || SETS == 1, "a second set of sums is for additions");
 static_assert(PROMOTE || !BLOCK_SCALES, "the scales of blocks are multiplied by where sums are promoted");
 
@@ -94,6 +119,13 @@ __device__ __forceinline__ float scale_at(const Scale& scale, int row, int colum
 // if that is a part of K, else -1.
 struct Unit { int row, column, first, end, partial; };
 
+__device__ __forceinline__ int row_in_cluster(int rank) {
+  return CLUSTER_COLUMNS == 1 ? rank : rank % CLUSTER_ROWS;
+}
+__device__ __forceinline__ int column_in_cluster(int rank) {
+  return CLUSTER_COLUMNS == 1 ? 0 : rank / CLUSTER_ROWS;
+}
+
 // Calls `body` with each unit of this block. Blocks that run at the same time have the same part of K.
 template <typename Body>
 __device__ __forceinline__ void for_each_unit(const ScaledArguments& arguments, Body body) {
@@ -106,7 +138,8 @@ __device__ __forceinline__ void for_each_unit(const ScaledArguments& arguments, 
     const int split = is_part ? (index - whole) / (tiles - whole) : 0;
     const Tile tile =
         tile_at<BAND>(index - split * (tiles - whole), arguments.row_tiles, arguments.column_tiles);
-    Unit unit{(tile.row * CLUSTER + rank) * BM, tile.column * BN, 0, k_steps, -1};
+    Unit unit{(tile.row * CLUSTER_ROWS + row_in_cluster(rank)) * BM,
+              (tile.column * CLUSTER_COLUMNS + column_in_cluster(rank)) * BN, 0, k_steps, -1};
     if (is_part) {
       unit.first = (int)((long long)k_steps * split / splits);
       unit.end = (int)((long long)k_steps * (split + 1) / splits);
@@ -121,21 +154,43 @@ __device__ __forceinline__ void produce(const ScaledArguments& arguments, Pipeli
   RingPosition<STAGES> ring;
   tma_prefetch(&arguments.a);
   tma_prefetch(&arguments.b);
-  const int share = CLUSTER > 1 ? cluster_rank() : 0;
+  const int rank = CLUSTER > 1 ? cluster_rank() : 0;
+  const int share = row_in_cluster(rank), a_share = column_in_cluster(rank);
   for_each_unit(arguments, [&](const Unit& unit) {
     for (int step = unit.first; step < unit.end; ++step, ring.next()) {
-      const unsigned a_at = stages + ring.stage * STAGE_BYTES, b_at = a_at + A_BYTES + share * B_SHARE;
+      const unsigned stage = stages + ring.stage * STAGE_BYTES, b_at = stage + A_BYTES + share * B_SHARE;
       const unsigned full = pipeline.full(ring.stage);
       const int column = unit.column + share * SHARE_COLUMNS;
-      pipeline.begin_fill(ring, STAGE_BYTES);  // all shares of b arrive here
-      tma_load(a_at, &arguments.a, step * BK, unit.row, full);
-      if constexpr (CLUSTER == 1) tma_load(b_at, &arguments.b, step * BK, column, full);
-      else tma_load_multicast(b_at, &arguments.b, step * BK, column, full, ALL_BLOCKS);
+      pipeline.begin_fill(ring, STAGE_BYTES);  // all shares of a and b arrive here
+      if constexpr (CLUSTER_COLUMNS == 1) tma_load(stage, &arguments.a, step * BK, unit.row, full);
+      else {
+        unsigned short same_row = 0;
+#pragma unroll
+        for (int other = 0; other < CLUSTER_COLUMNS; ++other) same_row |= 1 << other * CLUSTER_ROWS;
+        tma_load_multicast(stage + a_share * A_SHARE, &arguments.a, step * BK,
+                           unit.row + a_share * SHARE_ROWS, full, same_row << share);
+      }
+      if constexpr (CLUSTER_ROWS == 1) tma_load(b_at, &arguments.b, step * BK, column, full);
+      else if constexpr (CLUSTER_COLUMNS == 1)
+        tma_load_multicast(b_at, &arguments.b, step * BK, column, full, ALL_BLOCKS);
+      else {
+        constexpr unsigned short SAME_COLUMN = (1 << CLUSTER_ROWS) - 1;
+        tma_load_multicast(b_at, &arguments.b, step * BK, column, full,
+                           SAME_COLUMN << a_share * CLUSTER_ROWS);
+      }
     }
   });
 }
 
 constexpr int OUT_BARRIER = 1;  // of group 0; the next is group 1's
+
+}  // namespace
+
+#if STAGED
+#include "scaled_matmul_staged.cuh"
+#endif
+
+namespace {
 
 // Issues the products of one step with this group's 64 rows of a.
 __device__ __forceinline__ void issue_step(float (&sums)[BN / 2], unsigned stage, int group,
@@ -334,11 +389,11 @@ constexpr int VECTORS = BN / 8;  // of 4 sums, of a thread
 // Address of a thread's first vector of sums; the next is GROUP_THREADS vectors further.
 template <typename Partials>
 __device__ __forceinline__ auto partial_at(Partials partials, int partial, int group, int thread) {
-  const long long vectors = ((long long)partial * CONSUMERS + group) * VECTORS;
+  const long long vectors = ((long long)partial * CONSUMERS * HALVES + group) * VECTORS;
   return partials + (vectors * GROUP_THREADS + thread) * 4;
 }
 
-// Stores the sums of a group in float32, unless their rows are outside of c.
+// Stores the sums of 64 rows in float32, unless these are outside of c. With HALVES, `group` counts halves.
 __device__ __forceinline__ void store_partial(const float (&sums)[BN / 2], const ScaledArguments& arguments,
                                               const Unit& unit, int group) {
   const int thread = threadIdx.x % GROUP_THREADS;
@@ -358,18 +413,40 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
   if constexpr (SPLIT) launch_dependents();  // the second kernel starts as soon as these blocks have ended
   const unsigned stages = shared_address(memory);
   const Pipeline<STAGES> pipeline{stages + BARRIERS_AT};
-  if (threadIdx.x == 0) pipeline.init(CONSUMERS * 4 * CLUSTER);
+  if (threadIdx.x == 0) pipeline.init(CONSUMERS * 4 * CLUSTER, 1 + SCALE_WARPS);
   if constexpr (CLUSTER > 1) cluster_barrier();  // another block's copies count on this block's barriers
   else __syncthreads();
   const int role = group_index();
   if (role == 0) {
     registers_decrease<PRODUCER_REGISTERS>();
     if (is_issuer()) produce(arguments, pipeline, stages);
+#if STAGED
+    if constexpr (SCALE_WARPS > 0) {
+      const int part = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0) - 1;  // warp 0 is the issuer's
+      if (part >= 0 && part < SCALE_WARPS) produce_scales(arguments, pipeline, stages + SCALES_AT, part);
+    }
+#endif
   } else {
     registers_increase<CONSUMER_REGISTERS>();
     const int group = role - 1;
     const unsigned buffer = stages + STAGES * STAGE_BYTES + group * OUT_BYTES;
     RingPosition<STAGES> ring;
+#if STAGED
+    // The first turn is group 0's.
+    if (TURNS && group == 1) named_barrier_arrive(TURN_BARRIER, 2 * GROUP_THREADS);
+    for_each_unit(arguments, [&](const Unit& unit) {
+      float sums[HALVES][BN / 2];
+      multiply_staged(sums, unit, group, pipeline, ring, stages);
+#pragma unroll
+      for (int half = 0; half < HALVES; ++half) {
+        Unit part = unit;  // whose rows from group * 64 on are this half's
+        part.row += (group * (HALVES - 1) + half) * 64;
+        if (SPLIT && unit.partial >= 0) store_partial(sums[half], arguments, unit, group * HALVES + half);
+        else store(sums[half], arguments, part, group, buffer);
+      }
+    });
+    if (TURNS && group == 0) named_barrier(TURN_BARRIER, 2 * GROUP_THREADS);  // group 1's last arrival
+#else
     for_each_unit(arguments, [&](const Unit& unit) {
       float sums[BN / 2];
       if constexpr (PROMOTE) multiply_promoted(sums, arguments, unit, group, pipeline, ring, stages);
@@ -377,6 +454,7 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
       if (SPLIT && unit.partial >= 0) store_partial(sums, arguments, unit, group);
       else store(sums, arguments, unit, group, buffer);
     });
+#endif
     if (threadIdx.x % GROUP_THREADS == 0) tma_wait<0>();  // before this block's shared memory is given away
   }
   // Until the others arrive no more at this block's barriers.
@@ -390,13 +468,16 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS)
     scaled_matmul_sum(const ScaledSumArguments arguments) {
   wait_for_previous_kernel();
   constexpr int PIECES = BN / 32, PIECE_VECTORS = VECTORS / PIECES;
-  const int piece = blockIdx.x % PIECES, group = blockIdx.x / PIECES % CONSUMERS;
-  const int rank = blockIdx.x / (PIECES * CONSUMERS) % CLUSTER;
-  const int number = blockIdx.x / (PIECES * CONSUMERS * CLUSTER), thread = threadIdx.x;
+  constexpr int TILE_GROUPS = CONSUMERS * HALVES;  // of 64 rows
+  const int piece = blockIdx.x % PIECES, group = blockIdx.x / PIECES % TILE_GROUPS;
+  const int rank = blockIdx.x / (PIECES * TILE_GROUPS) % CLUSTER;
+  const int number = blockIdx.x / (PIECES * TILE_GROUPS * CLUSTER), thread = threadIdx.x;
   const int divided = arguments.row_tiles * arguments.column_tiles - arguments.whole_tiles;
   const Tile tile =
       tile_at<BAND>(arguments.whole_tiles + number, arguments.row_tiles, arguments.column_tiles);
-  const int row = (tile.row * CLUSTER + rank) * BM + group * 64 + accumulator_row(thread, 0);
+  const int first_row = (tile.row * CLUSTER_ROWS + row_in_cluster(rank)) * BM;
+  const int row = first_row + group * 64 + accumulator_row(thread, 0);
+  const int first_column = (tile.column * CLUSTER_COLUMNS + column_in_cluster(rank)) * BN;
   if (row >= arguments.rows) return;
   float sums[PIECE_VECTORS * 4] = {};
 #pragma unroll 4
@@ -414,7 +495,7 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS)
   }
 #pragma unroll
   for (int i = 0; i < PIECE_VECTORS * 4; i += 2) {
-    const int column = tile.column * BN + accumulator_column(thread, piece * PIECE_VECTORS * 4 + i);
+    const int column = first_column + accumulator_column(thread, piece * PIECE_VECTORS * 4 + i);
     const int of_row = row + (i & 2) * 4;
     if (of_row >= arguments.rows || column >= arguments.columns) continue;
     Vector<T, 2> out;

@@ -25,8 +25,8 @@ from weft.ops.scaled_matmul.spec import has_blocks, sizes
 ARCH = 90  # wgmma exists on sm_90a alone
 CAPABILITY = (9, 0)
 FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
-ROWS, K_STEP, THREADS = 128, 128, 384  # of a block: rows of c, elements of K in a stage
-BUFFER_BYTES = 2 * 64 * 128  # of both warp groups that compute
+K_STEP, SCALE_BLOCK = 128, 128  # elements of K in a stage; rows and columns of b that have one scale
+BUFFER_BYTES = 64 * 128  # of a warp group that computes
 GROUP_THREADS, SUM_COLUMNS = 128, 32  # of a block of the second kernel: threads; columns of c, for 64 rows
 K_MULTIPLE, N_MULTIPLE = 16, 8  # rows of a, b and c are multiples of 16 bytes
 
@@ -86,6 +86,10 @@ class Config:
     ``promotes``: sums are added up in float32 registers every 128 of K; else they stay in the tensor cores,
     whose sums have about 14 bits. ``sets``: 2 if the next step's products run while the sums of this one are
     added.
+
+    ``staged``: a warp writes the scales of blocks beside the stages. Such a program may have three ``groups``
+    of warps that compute, two ``halves`` of 64 rows for each, groups that take ``turns``, and clusters of
+    ``cluster_columns`` columns of blocks, each row of which shares a.
     """
 
     columns: int
@@ -93,10 +97,38 @@ class Config:
     cluster: int = 1
     promotes: bool = True
     sets: int = 1
+    staged: bool = False
+    groups: int = 2
+    halves: int = 1
+    turns: bool = False
+    cluster_columns: int = 1
+
+    @property
+    def takes_blocks(self) -> bool:
+        """True if a program exists for scales of blocks: a staged one has one scale of b in a tile."""
+        return self.promotes and (not self.staged or self.columns == SCALE_BLOCK)
+
+    @property
+    def rows(self) -> int:
+        """Rows of c in a tile."""
+        return 64 * self.groups * self.halves
+
+    @property
+    def threads(self) -> int:
+        return GROUP_THREADS * (1 + self.groups)
+
+    @property
+    def cluster_rows(self) -> int:
+        return self.cluster // self.cluster_columns
 
     @property
     def smem_bytes(self) -> int:
-        return self.stages * (ROWS + self.columns) * K_STEP + BUFFER_BYTES + 2 * 8 * self.stages
+        stage_bytes = (self.rows + self.columns) * K_STEP + 2 * 8 + 4 * self.rows * self.staged
+        return self.stages * stage_bytes + self.groups * BUFFER_BYTES
+
+    def clusters(self, m: int, n: int) -> tuple[int, int]:
+        """Return how many rows and columns of clusters cover c."""
+        return -(-m // (self.rows * self.cluster_rows)), -(-n // (self.columns * self.cluster_columns))
 
 
 CANDIDATES = (
@@ -114,6 +146,21 @@ CANDIDATES = (
 # Of results/nvidia-h200/products-2026-11-24c.txt. Two sets of sums in clusters are up to 6 % faster there
 # with scales of blocks, and up to 9 % without. Sums without promotion are there to be measured.
 TWO_SETS = CANDIDATES[8]
+# Not chosen until they are measured.
+STAGED = (
+    Config(columns=128, stages=6, sets=2, staged=True),
+    Config(columns=128, stages=6, cluster=2, sets=2, staged=True),
+    Config(columns=128, stages=6, cluster=4, cluster_columns=2, sets=2, staged=True),
+    Config(columns=128, stages=4, halves=2, staged=True),
+    Config(columns=128, stages=4, halves=2, turns=True, staged=True),
+    Config(columns=128, stages=4, cluster=2, halves=2, staged=True),
+    Config(columns=128, stages=4, cluster=2, cluster_columns=2, halves=2, staged=True),
+    Config(columns=128, stages=4, cluster=2, cluster_columns=2, halves=2, turns=True, staged=True),
+    Config(columns=128, stages=4, groups=3, staged=True),
+    Config(columns=128, stages=4, cluster=2, cluster_columns=2, groups=3, staged=True),
+    Config(columns=192, stages=5, turns=True, staged=True),
+    Config(columns=192, stages=5, cluster=2, turns=True, staged=True),
+)
 # By whether scales are of blocks.
 CHOSEN_FROM = {True: (*CANDIDATES[1:3], TWO_SETS), False: (*CANDIDATES[:3], TWO_SETS)}
 
@@ -147,13 +194,22 @@ def source(
         "PROMOTE": int(config.promotes),
         "SETS": config.sets,
         "BLOCK_SCALES": int(blocks),
+        "STAGED": int(config.staged),
+        "GROUPS": config.groups,
+        "HALVES": config.halves,
+        "TURNS": int(config.turns),
+        "CLUSTER_COLUMNS": config.cluster_columns,
         "SPLIT": int(is_split),
     }
-    tile = f"{ROWS}x{config.columns}x{config.stages}-{config.cluster}"
+    tile = f"{config.rows}x{config.columns}x{config.stages}-{config.cluster}"
     marks = (
         ("blocks", blocks),
         ("unpromoted", not config.promotes),
         ("2sets", config.sets == 2),
+        ("staged", config.staged),
+        ("3groups", config.groups == 3),
+        ("turns", config.turns),
+        ("shares_a", config.cluster_columns > 1),
         ("split", is_split),
     )
     label = "-".join((*formats, dtype_name(out_dtype), tile, *(mark for mark, is_set in marks if is_set)))
@@ -177,7 +233,8 @@ def estimated_us(
     computed by different blocks. ``blocks``: scales are those of blocks of 128.
     """
     step_us = STEP_US[blocks][config.columns, config.sets]
-    tiles = -(-m // (ROWS * config.cluster)) * -(-n // config.columns)
+    row_tiles, column_tiles = config.clusters(m, n)
+    tiles = row_tiles * column_tiles
     clusters = max(1, sms // config.cluster)
     k_steps, store_us = -(-k // K_STEP), STORE_US_PER_COLUMN * config.columns
     whole, rest = divmod(tiles, clusters)
@@ -186,7 +243,7 @@ def estimated_us(
         waves = -(-rest * splits // clusters)
         us += waves * (-(-k_steps // splits) * step_us + store_us)
     if rest and splits > 1:
-        partial_bytes = 4 * splits * rest * config.cluster * min(m, ROWS) * config.columns
+        partial_bytes = 4 * splits * rest * config.cluster * min(m, config.rows) * config.columns
         us += SUM_LAUNCH_US + 2 * partial_bytes / PARTIAL_BYTES_PER_US
     return us
 
@@ -241,14 +298,14 @@ def forward_with(
     blocks = has_blocks(a, b, scale_a, scale_b)
     a, b = k_major(a, 1), k_major(b, 0)
     c = torch.empty(m, n, dtype=getattr(torch, out_dtype), device=a.device)
-    row_tiles, column_tiles = -(-m // (ROWS * config.cluster)), -(-n // config.columns)
+    row_tiles, column_tiles = config.clusters(m, n)
     k_steps, tiles = -(-k // K_STEP), row_tiles * column_tiles
     formats = FORMATS[a.dtype], FORMATS[b.dtype]
     clusters = max_clusters(source(formats, c.dtype, config, blocks), config, a.device)
     divided = tiles % clusters
     splits = min(splits, k_steps) if divided else 1
     units = tiles + divided * (splits - 1)
-    shape = (divided * splits * config.cluster, ROWS, config.columns) if splits > 1 else (0,)
+    shape = (divided * splits * config.cluster, config.rows, config.columns) if splits > 1 else (0,)
     partials = torch.empty(shape, dtype=torch.float32, device=a.device)
     of_a, of_b = _scale(scale_a, True, blocks), _scale(scale_b, False, blocks)
     common = {
@@ -263,17 +320,17 @@ def forward_with(
         "columns": n,
     }
     arguments = Arguments(
-        a=tensor_map.encode(a, ROWS),
-        b=tensor_map.encode(b, config.columns // config.cluster),
+        a=tensor_map.encode(a, config.rows // config.cluster_columns),
+        b=tensor_map.encode(b, config.columns // config.cluster_rows),
         c=tensor_map.encode(c, 64),
         k_steps=k_steps,
         **common,
     )
     program = source(formats, c.dtype, config, blocks, splits > 1)
     grid = min(units, clusters) * config.cluster
-    program["scaled_matmul"](grid, THREADS, arguments, shared=config.smem_bytes)
+    program["scaled_matmul"](grid, config.threads, arguments, shared=config.smem_bytes)
     if splits > 1:
-        pieces = divided * config.cluster * (ROWS // 64) * (config.columns // SUM_COLUMNS)
+        pieces = divided * config.cluster * (config.rows // 64) * (config.columns // SUM_COLUMNS)
         addends = SumArguments(c=c.data_ptr(), **common)
         program["scaled_matmul_sum"](pieces, GROUP_THREADS, addends, overlap=True)
     return c
@@ -288,7 +345,7 @@ def max_clusters(program: CudaSource, config: Config, device: torch.device) -> i
 
 @cache
 def _max_clusters(kernel: Kernel, config: Config) -> int:
-    return kernel.max_active_clusters(THREADS, shared=config.smem_bytes, cluster=config.cluster)
+    return kernel.max_active_clusters(config.threads, shared=config.smem_bytes, cluster=config.cluster)
 
 
 def forward(

@@ -37,10 +37,11 @@ template <int COUNT> struct Pipeline {
   __device__ __forceinline__ unsigned full(int stage) const { return at + stage * 8; }
   __device__ __forceinline__ unsigned empty(int stage) const { return at + (COUNT + stage) * 8; }
 
-  // One thread calls it, before a barrier of the block. `consumers`: arrivals that free a stage.
-  __device__ __forceinline__ void init(unsigned consumers) const {
+  // One thread calls it, before a barrier of the block. `consumers`: arrivals that free a stage. `producers`:
+  // arrivals that fill it beside the bytes of copies.
+  __device__ __forceinline__ void init(unsigned consumers, unsigned producers = 1) const {
     for (int stage = 0; stage < COUNT; ++stage) {
-      mbarrier_init(full(stage), 1);
+      mbarrier_init(full(stage), producers);
       mbarrier_init(empty(stage), consumers);
     }
     fence_mbarrier_init();
@@ -64,6 +65,14 @@ template <int COUNT> struct Pipeline {
     if constexpr (BLOCKS == 1) release(stage);
     else
       for (unsigned rank = 0; rank < BLOCKS; ++rank) mbarrier_arrive_at(empty(stage), rank);
+  }
+
+  // The same by a whole warp: each lane frees the stage in one block.
+  template <int BLOCKS> __device__ __forceinline__ void release_by_lanes(int stage) const {
+    const unsigned lane = threadIdx.x % 32;
+    if (lane >= BLOCKS) return;
+    if constexpr (BLOCKS == 1) release(stage);
+    else mbarrier_arrive_at(empty(stage), lane);
   }
 };
 
