@@ -88,6 +88,9 @@ inline int __shfl_sync(unsigned, int v, int lane) { return together({.given = v}
 inline float __shfl_xor_sync(unsigned, float v, int step) {
   return std::bit_cast<float>(together({.at = std::bit_cast<unsigned>(v)})[current % 32 ^ step].at);
 }
+inline unsigned __shfl_xor_sync(unsigned, unsigned v, int step) {
+  return together({.at = v})[current % 32 ^ step].at;
+}
 inline bool __any_sync(unsigned, bool v) {
   const Lane* lanes = together({.given = v});
   return std::any_of(lanes, lanes + 32, [](const Lane& lane) { return lane.given; });

@@ -35,7 +35,7 @@ POINTS = [
     (72, 136, 100, "64x128x4-4k4", BF16, True, True),  # two steps for four blocks
     (1, 8, 8, "128x128x7-6k6", BF16, True, True),  # one step for six, whose shares differ
     (300, 264, 1032, "128x256x4-4k2", BF16, True, True),  # two blocks share b
-    (200, 136, 2100, "64x128x4-6k3", FP16, True, False),
+    (200, 136, 2100, "64x128x4-6k3", BF16, True, False),
     (520, 136, 40, "128x128x7-8k4", BF16, False, True),
     # Rows of a, b or c are no multiple of 16 bytes.
     (130, 131, 197, "128x128x7-2k2", BF16, True, True),
@@ -49,10 +49,11 @@ EPILOGUE_POINTS = [
     (139, 265, 197, "128x128x7-3k3", BF16, Epilogue.RESIDUAL),
     (139, 265, 197, "192x192x4-2k2", BF16, Epilogue.GELU_PRE),
 ]
-SPLIT = (136, 136, 1160, "128x128x7-3k3")  # m, n, k, configuration
-SHARED = (300, 136, 968, "64x128x4-4k2")  # blocks of two tiles that share b
+Point = tuple[int, int, int, str]
+SPLIT: Point = (136, 136, 1160, "128x128x7-3k3")  # m, n, k, configuration
+SHARED: Point = (300, 136, 968, "64x128x4-4k2")  # blocks of two tiles that share b
 # name: file, the text that is replaced, by what, and a product that shows it
-FAULTS = {
+FAULTS: dict[str, tuple[str, str, str, Point]] = {
     "sums come while products read the stages": (
         "cluster_sum.cuh",
         "    wait(stages + READY_AT, 0);\n",
@@ -103,8 +104,14 @@ FAULTS = {
     ),
     "the columns of a share begin early": (
         "cluster_sum.cuh",
-        "(first + pair) * PAIR_COLUMNS",
-        "(first + pair - (first > 0)) * PAIR_COLUMNS",
+        "column += first_pair(own_part) * PAIR_COLUMNS;",
+        "column += (PAIRS / K_PARTS) * own_part * PAIR_COLUMNS;",
+        SPLIT,
+    ),
+    "words of the wrong row are stored": (
+        "cluster_sum.cuh",
+        "two[half][0] = is_odd ? other : own;",
+        "two[half][0] = own;",
         SPLIT,
     ),
     "a part of K ends one step early": (
@@ -203,14 +210,14 @@ def differing(m: int, n: int, k: int, config: Config, seed: int, monkeypatch: py
 @needs_compiler
 @pytest.mark.parametrize("point", [SPLIT, SHARED], ids=title)
 def test_the_bits_are_those_of_parts_that_a_second_kernel_adds(
-    point: tuple[Any, ...],
+    point: Point,
     emulated: None,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And so the same in each schedule."""
-    *size, label = point
+    m, n, k, label = point
     for seed in range(4):
-        assert differing(*size, CONFIGS[label], seed // 2, monkeypatch) == 0
+        assert differing(m, n, k, CONFIGS[label], seed // 2, monkeypatch) == 0
 
 
 @needs_compiler
@@ -223,7 +230,7 @@ def test_a_planted_fault_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A copy of kernel and library with one fault gives other bits or breaks the emulator's rules."""
-    name, old, new, (*size, label) = FAULTS[fault]
+    name, old, new, (m, n, k, label) = FAULTS[fault]
     (tmp_path / "hopper").mkdir()
     for file in (*PRODUCTS.glob("*.cu*"), *LIBRARY.glob("*.cuh")):
         text = file.read_text()
@@ -241,7 +248,7 @@ def test_a_planted_fault_is_seen(
     wrong = 0
     for seed in range(40):
         try:
-            wrong = differing(*size, CONFIGS[label], seed, monkeypatch)
+            wrong = differing(m, n, k, CONFIGS[label], seed, monkeypatch)
         except EmulatorError:
             return
         if wrong:
@@ -297,3 +304,36 @@ def test_a_repeated_call_has_its_own_addresses(
         expected, _ = call(epilogue)
         assert stored(kernel.repeated[-1]) == expected != first
     assert len(kernel.called) == 1 and kernel.repeated[-1].extra_pitch == kernel.called[0].extra_pitch
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", WITH_K_PARTS, ids=lambda c: c.label)
+def test_products_are_right_on_a_gpu(config: Config) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma exists on compute capability 9.0 alone")
+    for m, n, k in ((1, 8, 8), (999, 1029, 515), (1000, 1032, 2056), (512, 768, 3072)):
+        for a_is_k_major in (True, False):
+            for b_is_k_major in (True, False):
+                a = torch.randn((m, k) if a_is_k_major else (k, m), device="cuda").to(BF16)
+                b = torch.randn((n, k) if b_is_k_major else (k, n), device="cuda").to(BF16)
+                a, b = a if a_is_k_major else a.t(), b.t() if b_is_k_major else b
+                exact = a.double() @ b.double()
+                # The second term: the tensor cores add in float32 and cut its last bits off.
+                unit = torch.finfo(BF16).eps * exact.abs() + 2**-20 * k
+                c = wgmma.forward_with(config, a, b)
+                largest = float(((c.double() - exact).abs() / unit).nan_to_num(1e9).max())
+                assert largest < 0.6, (m, n, k, a_is_k_major, b_is_k_major, largest)
+                assert torch.equal(c, wgmma.forward_with(config, a, b))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", WITH_K_PARTS, ids=lambda c: c.label)
+@pytest.mark.parametrize("epilogue", list(Epilogue)[1:5], ids=lambda e: e.name)
+def test_epilogues_are_right_on_a_gpu(config: Config, epilogue: Epilogue) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma exists on compute capability 9.0 alone")
+    for size in ((1, 8, 8), (1000, 1032, 264), (139, 265, 2051)):
+        # bfloat16's GELU may be off by 2^-11 of x, half a unit more where y is x.
+        limit = 1.0 if epilogue in (Epilogue.GELU, Epilogue.GELU_PRE) else 0.6
+        errors = epilogue_errors((*size, config, BF16, epilogue, 1), 0, "cuda")
+        assert max(errors) < limit, (size, errors)

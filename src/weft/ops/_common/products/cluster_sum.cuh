@@ -85,7 +85,22 @@ struct ClusterSum {
                                     0,
                                     arguments.rows,
                                     arguments.columns};
-    const int first = first_pair(own_part), pairs = first_pair(own_part + 1) - first;
+    const int pairs = first_pair(own_part + 1) - first_pair(own_part);
+    column += first_pair(own_part) * PAIR_COLUMNS;
+    Vector<T, 2> residuals[SHARE_PAIRS][4] = {};  // read while the sums are on their way
+    if constexpr (EPILOGUE == RESIDUAL && !ANY_C) {
+#pragma unroll
+      for (int pair = 0; pair < SHARE_PAIRS; ++pair) {
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) {
+          const int of_row = row + accumulator_row(thread, i);
+          const int of_column = column + pair * PAIR_COLUMNS + accumulator_column(thread, i);
+          if (pair < pairs && of_row < arguments.rows && of_column < arguments.columns)
+            residuals[pair][i / 2] = *reinterpret_cast<const Vector<T, 2>*>(
+                result.extra + of_row * result.extra_pitch + of_column);
+        }
+      }
+    }
     wait(stages + RECEIVED_AT + group * 8, 0);
 #pragma unroll
     for (int pair = 0; pair < SHARE_PAIRS; ++pair) {
@@ -101,15 +116,68 @@ struct ClusterSum {
           for (int i = 0; i < 4; ++i) totals[half * 4 + i] += four[i];
         }
       }
+      store_pair_of_vectors(result, totals, residuals[pair], row, column + pair * PAIR_COLUMNS);
+    }
+  }
+
+  // Stores a thread's two vectors of 4 sums in c, from (row, column) of 64 rows and 16 columns on.
+  static __device__ __forceinline__ void store_pair_of_vectors(const MatmulSumArguments& result,
+                                                               const float (&totals)[8],
+                                                               const Vector<T, 2> (&residuals)[4], int row,
+                                                               int column) {
+    const int thread = threadIdx.x % GROUP_THREADS;
+    unsigned words[4] = {}, pre_words[4] = {};
 #pragma unroll
-      for (int i = 0; i < 8; i += 2) {
-        const int of_row = row + accumulator_row(thread, i);
-        const int of_column = column + (first + pair) * PAIR_COLUMNS + accumulator_column(thread, i);
-        if (of_row >= arguments.rows || of_column >= arguments.columns) continue;
-        float two[2] = {totals[i], totals[i + 1]};
+    for (int i = 0; i < 8; i += 2) {
+      const int of_row = row + accumulator_row(thread, i), of_column = column + accumulator_column(thread, i);
+      if (of_row >= result.rows || of_column >= result.columns) continue;
+      float two[2] = {totals[i], totals[i + 1]};
+      if constexpr (ANY_C || sizeof(T) == 4) {
         store_sums(result, two, of_row, of_column);
+      } else {  // the same in words
+        if constexpr (HAS_BIAS) add(two, *reinterpret_cast<const Vector<T, 2>*>(result.bias + of_column));
+        if constexpr (EPILOGUE == ROW_SCALE) {
+          two[0] *= result.row_values[of_row];
+          two[1] *= result.row_values[of_row];
+        }
+        if constexpr (EPILOGUE == RESIDUAL) add(two, residuals[i / 2]);
+        if constexpr (EPILOGUE == GELU_PRE) pre_words[i / 2] = rounded(two);
+        if constexpr (EPILOGUE == GELU || EPILOGUE == GELU_PRE) activate(two);
+        words[i / 2] = rounded(two);
       }
     }
+    if constexpr (!ANY_C && sizeof(T) == 2) {
+      store_transposed(result.c, result, words, row, column);
+      if constexpr (EPILOGUE == GELU_PRE) store_transposed(result.extra, result, pre_words, row, column);
+    }
+  }
+
+  // The same for words of two columns: of a row and the one 8 below, and of these 8 columns on. The four lanes
+  // of a row exchange words, so that each has 8 columns of one row, and the warp stores 32 bytes of 16 rows.
+  static __device__ __forceinline__ void store_transposed(T* to, const MatmulSumArguments& result,
+                                                          const unsigned (&words)[4], int row, int column) {
+    const int lane = threadIdx.x % 32;
+    const bool is_odd = lane & 1, is_upper = lane & 2;
+    unsigned two[2][2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const unsigned own = is_odd ? words[half * 2 + 1] : words[half * 2];
+      const unsigned other = __shfl_xor_sync(~0u, is_odd ? words[half * 2] : words[half * 2 + 1], 1);
+      two[half][0] = is_odd ? other : own;
+      two[half][1] = is_odd ? own : other;
+    }
+    unsigned own[2], other[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      own[i] = is_upper ? two[1][i] : two[0][i];
+      other[i] = __shfl_xor_sync(~0u, is_upper ? two[0][i] : two[1][i], 2);
+    }
+    row += accumulator_row(threadIdx.x % GROUP_THREADS, 0) + is_odd * 8;
+    column += is_upper * 8;
+    if (row >= result.rows || column >= result.columns) return;
+    *reinterpret_cast<uint4*>(to + (long long)row * result.columns + column) =
+        is_upper ? make_uint4(other[0], other[1], own[0], own[1])
+                 : make_uint4(own[0], own[1], other[0], other[1]);
   }
 };
 

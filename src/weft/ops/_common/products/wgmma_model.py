@@ -142,9 +142,8 @@ WITH_K_PARTS = tuple(
     for parts in range(2, most + 1)
     if sharers * parts <= 8
 )
-# Between the blocks of a cluster, to and from each at the same time: a published figure (Luo et al.,
-# arXiv:2402.13499), about 3.3 TB/s on 132 SMs in clusters of two, and 2.65 in clusters of four. And the two
-# signals of an exchange with the share's stores. Neither has been measured here.
+# Assumed, not measured: between the blocks of a cluster, to and from each at the same time, by parts of K
+# (about 3 TB/s on all SMs is published: Luo et al., arXiv:2402.13499); and the two signals of an exchange.
 CLUSTER_BYTES_PER_NS = {2: 25.0, 3: 22.0}
 MORE_BLOCKS_BYTES_PER_NS, EXCHANGE_US = 20.0, 0.6
 # SMs of a processing cluster of the GPU, in which the blocks of a cluster are.
@@ -185,7 +184,8 @@ def estimated_us(
     100 random sizes of models, in bfloat16: 9 % root-mean-square error over 614 times. In another record of
     these 24 the configuration that the model prefers is at most 7 % slower than the fastest, and at most
     1.5 % on average. tf32 (``itemsize`` 4) is expected to take as long for a step, which has half as many
-    elements, and it stores twice the bytes. Parts of K of the last tiles alone are not in the records.
+    elements, and it stores twice the bytes. Parts of K of the last tiles alone are not in the records, nor
+    are configurations with ``k_parts``.
     """
     if config.k_parts > 1:
         return _k_parts_us(m, n, -(-k * itemsize // K_STEP_BYTES), config, sms, epilogue, l2_bytes)
