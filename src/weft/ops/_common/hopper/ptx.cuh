@@ -312,10 +312,11 @@ __device__ __forceinline__ unsigned in_block(unsigned at, unsigned rank) {
 
 // Stores four numbers in another block, asynchronously: 16 bytes count on its `mbarrier`, through which its
 // threads see them. Both places are of in_block(). It waits for nothing, and needs this block no longer.
-__device__ __forceinline__ void send_four(unsigned to, unsigned mbarrier, float a, float b, float c, float d) {
+__device__ __forceinline__ void send_four(unsigned to, unsigned mbarrier, float a, float b, float c,
+                                          float d) {
   asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-          to),
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
+      " [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
       "f"(a), "f"(b), "f"(c), "f"(d), "r"(mbarrier)
       : "memory");
 }

@@ -1,5 +1,5 @@
-// The end of a tile of wgmma.cu whose K is divided among the blocks of a cluster (K_PARTS). Included
-// by wgmma.cu alone, behind output.cuh.
+// The end of a tile of wgmma.cu whose K is divided among the blocks of a cluster (K_PARTS). Included by
+// wgmma.cu alone, behind output.cuh.
 //
 // Each block finishes a share of the tile's columns. From their registers the others send it their sums of
 // that share, into the stages of its pipeline: these are free when all of its products are complete, which
@@ -24,7 +24,7 @@ struct ClusterSum {
   // Barriers: each group has received the others' sums; all blocks' products are complete.
   static constexpr int RECEIVED_AT = TURNS_AT, READY_AT = RESIDUALS_AT;
   static_assert(PAIRS >= K_PARTS, "each block has columns");
-  static_assert(CONSUMERS * K_PARTS * SLOT_BYTES <= STAGES * STAGE_BYTES, "the stages have room for the sums");
+  static_assert(CONSUMERS * K_PARTS * SLOT_BYTES <= STAGES * STAGE_BYTES, "the stages have room for sums");
 
   // The first of the pairs of vectors that the block with this part of K finishes.
   static __device__ __forceinline__ constexpr int first_pair(int part) { return PAIRS * part / K_PARTS; }
@@ -152,8 +152,8 @@ struct ClusterSum {
     }
   }
 
-  // The same for words of two columns: of a row and the one 8 below, and of these 8 columns on. The four lanes
-  // of a row exchange words, so that each has 8 columns of one row, and the warp stores 32 bytes of 16 rows.
+  // The same for words of two columns: of a row and the one 8 below, and of these 8 columns on. The four
+  // lanes of a row exchange words, so that each has 8 columns of one row: 32 bytes of 16 rows in a warp.
   static __device__ __forceinline__ void store_transposed(T* to, const MatmulSumArguments& result,
                                                           const unsigned (&words)[4], int row, int column) {
     const int lane = threadIdx.x % 32;

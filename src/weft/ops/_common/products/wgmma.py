@@ -362,12 +362,11 @@ def multiply(
     k_step = K_STEP_BYTES // a.element_size()
     a_rows = config.rows // a_blocks if majors[0] else k_step
     b_rows = config.columns // b_blocks if majors[1] else k_step
-    tiles, divides_k = row_tiles * column_tiles, config.k_parts > 1
+    tiles, divides_k = row_tiles * column_tiles, config.k_parts > 1  # each tile in a cluster of its own
     by_elements = any_c or divides_k  # c is stored, not through the copy engine
     maps_extra = not divides_k and not (any_c and epilogue == Epilogue.GELU_PRE)
     splits = 1 if divides_k else min(splits, k_steps)
     program = source(a.dtype, config, *majors, splits > 1, epilogue, any_c)
-    # A cluster that divides K has one tile.
     at_once = tiles if divides_k else max_clusters(program["matmul_wgmma"], config, a.device)
     divided = tiles % at_once if splits > 1 else 0
     if not divided:
@@ -402,12 +401,10 @@ def multiply(
     clusters = min(tiles + divided * (splits - 1), at_once)
     blocks, overlap = clusters * config.cluster, OVERLAP or epilogue in CHAINED
     kernel(blocks, config.threads, arguments, shared=config.smem_bytes, overlap=overlap)
-    is_repeatable = splits == 1 and not operands.copies and not any_c
-    if key is not None and is_repeatable and isinstance(kernel, Kernel):
+    if key is not None and splits == 1 and not (operands.copies or any_c) and isinstance(kernel, Kernel):
         launch = kernel.prepare_structure(blocks, config.threads, shared=config.smem_bytes, overlap=overlap)
         boxes = {"a": (a, a_rows), "b": (b, b_rows)}
-        results = {"c": c} if extra is None else {"c": c, "extra": extra}
-        _REPEATED.store(key, _repeated(launch, arguments, boxes, results, by_elements, bias))
+        _REPEATED.store(key, _repeated(launch, arguments, boxes, c, extra, by_elements, bias))
     if splits > 1:
         _add_partials(program["matmul_wgmma_sum"], config, arguments, c, extra)
     return (c, extra) if epilogue == Epilogue.GELU_PRE else c
@@ -417,15 +414,17 @@ def _repeated(
     launch: Callable[[int], None],
     arguments: ctypes.Structure,
     boxes: Mapping[str, tuple[torch.Tensor, int]],
-    results: Mapping[str, torch.Tensor],
+    c: torch.Tensor,
+    extra: torch.Tensor | None,
     by_elements: bool,
     bias: torch.Tensor | None,
 ) -> RepeatedProduct:
     """Return a launch with other addresses.
 
-    ``boxes`` has each operand, by its field, and a box's rows; ``results`` c and the second matrix, which are
-    mapped as well, unless they are stored ``by_elements``.
+    ``boxes`` has each operand, by its field, and a box's rows. c and the second matrix are mapped as well,
+    unless they are stored ``by_elements``.
     """
+    results = {"c": c} if extra is None else {"c": c, "extra": extra}
     maps = {name: tensor_map.encoder(x, rows) for name, (x, rows) in boxes.items()}
     fields = [f"{name}_elements" for name in results] if by_elements else []
     if not by_elements:
