@@ -88,6 +88,9 @@ inline int __shfl_sync(unsigned, int v, int lane) { return together({.given = v}
 inline float __shfl_xor_sync(unsigned, float v, int step) {
   return std::bit_cast<float>(together({.at = std::bit_cast<unsigned>(v)})[current % 32 ^ step].at);
 }
+inline unsigned __shfl_xor_sync(unsigned, unsigned v, int step) {
+  return together({.at = v})[current % 32 ^ step].at;
+}
 inline bool __any_sync(unsigned, bool v) {
   const Lane* lanes = together({.given = v});
   return std::any_of(lanes, lanes + 32, [](const Lane& lane) { return lane.given; });
@@ -133,6 +136,8 @@ struct Copy {
   }
 };
 static std::vector<Copy> copies;  // in flight
+struct Sent { unsigned block, at, mbarrier; float four[4]; };
+static std::vector<Sent> sent;  // stores to other blocks, in flight
 
 static bool by_chance(double share) { return chance() < share * 4294967296.0; }
 static void copy(const Copy& c) {
@@ -179,6 +184,17 @@ static void complete(size_t index) {
     b.bytes -= c.bytes ? c.bytes : c.map.box[0] * c.map.box[1] * c.map.item_bytes;
     check(b);
   }
+}
+
+static void complete_sent(size_t index) {
+  const Sent s = sent[index];
+  sent.erase(sent.begin() + index);
+  require(!has_ended(s.block), "a block ends before a store to it");
+  std::memcpy(pools[s.block] + s.at, s.four, 16);
+  ++progress;
+  Mbarrier& b = mbarrier_at(s.mbarrier, s.block);
+  b.bytes -= 16;
+  check(b);
 }
 
 inline unsigned shared_address(const void* p) { return (const unsigned char*)p - memory; }
@@ -523,6 +539,17 @@ inline void store_release(int* to, int value) {
   ++progress;
   *to = value;
 }
+inline void load_four(float (&to)[4], unsigned from) { std::memcpy(to, shared_at(from, 16), 16); }
+// The block's number stands above the address.
+inline unsigned in_block(unsigned at, unsigned rank) { return at | rank << 24; }
+inline void send_four(unsigned to, unsigned mbarrier, float a, float b, float c, float d) {
+  const unsigned rank = to >> 24, at = to & 0xffffff;
+  require(rank < CLUSTER && mbarrier >> 24 == rank, "a store and its barrier are in one block of the cluster");
+  require(!has_ended(rank), "a store to a block that has ended");
+  std::memset(pools[rank] + (shared_at(at, 16) - pool()), 0xff, 16);
+  writers[rank][at / 16] = {(int)current, fibers[current].proxy_fences};
+  sent.push_back({rank, at, mbarrier & 0xffffff, {a, b, c, d}});
+}
 inline void load_two(float (&to)[2], unsigned from) { std::memcpy(to, shared_at(from, 8), 8); }
 inline void store_four(unsigned to, float a, float b, float c, float d) {
   const float four[4] = {a, b, c, d};
@@ -567,6 +594,8 @@ inline void named_barrier_arrive(int id, int threads) {
 static void engine() {  // what runs beside the threads
   for (size_t i = copies.size(); i-- > 0;)
     if (copies[i].delay ? !copies[i].delay-- : by_chance(0.1)) complete(i);
+  for (size_t i = sent.size(); i-- > 0;)
+    if (by_chance(0.1)) complete_sent(i);
   for (unsigned t = 0; t < count * CLUSTER; ++t)
     while (!fibers[t].products.empty() && by_chance(0.1)) {
       current = t;
@@ -607,7 +636,7 @@ static void run() {
     idle = progress == before ? idle + 1 : 0;
     require(idle < 5000, "deadlock: all threads wait");
   }
-  require(hopper::copies.empty(), "the block ends before its copies");
+  require(hopper::copies.empty() && hopper::sent.empty(), "the block ends before its copies");
 }
 
 const long long* given;
@@ -619,7 +648,7 @@ extern "C" const char* launch(const unsigned* grid, unsigned threads, unsigned b
   const char* text = std::getenv("WEFT_EMULATOR_SEED");
   chance.seed(++seed + (text ? std::atoi(text) : 0) * 1000u);
   gridDim = {grid[0], grid[1], grid[2]}, blockDim = {threads, 1, 1}, given = a, count = threads, room = bytes;
-  hopper::copies.clear();
+  hopper::copies.clear(), hopper::sent.clear();
   if (_setjmp(failed)) return message;
   for (first_block = 0; first_block < grid[0]; first_block += CLUSTER) {
     blockIdx = {first_block, 0, 0};

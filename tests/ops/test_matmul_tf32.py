@@ -195,7 +195,7 @@ def test_a_box_that_begins_between_multiples_of_16_bytes_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As on an H200, where the instruction is illegal."""
-    begin = "load<SHARERS>(to, map, step * BK{}, first, full);"
+    begin = "load<BLOCKS>(to, map, step * BK{}, first, full);"
     plant("wgmma.cu", begin.format(""), begin.format(" + 1"), tmp_path, monkeypatch)
     with pytest.raises(EmulatorError, match="a box begins at a multiple of 16 bytes"):
         product_error(POINTS[0])

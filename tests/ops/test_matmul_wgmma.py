@@ -100,9 +100,9 @@ FAULTS = {
     "no proxy fence before a store": ("output.cuh", "      fence_async_proxy();\n", ""),
     "a stage is released while products read it": (
         "wgmma.cu",
-        "    wgmma_wait<1>();\n    if (previous >= 0 && threadIdx.x % 32 == 0) "
-        "pipeline.release_in_cluster<CLUSTER>(previous);\n",
-        "    if (threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(ring.stage);\n",
+        "    wgmma_wait<1>();\n"
+        "    if (previous >= 0) release(pipeline, previous, step - 1 + STAGES < k_steps);\n",
+        "    release(pipeline, ring.stage, true);\n",
     ),
     "a producer waits for the wrong phase": ("barrier.cuh", "position.parity ^ 1", "position.parity"),
     "a consumer waits for the wrong phase": (
@@ -112,8 +112,8 @@ FAULTS = {
     ),
     "products are not waited for": (
         "wgmma.cu",
-        "  wgmma_wait<0>();\n  if (threadIdx.x % 32 == 0) pipeline.release_in_cluster",
-        "  if (threadIdx.x % 32 == 0) pipeline.release_in_cluster",
+        "  wgmma_wait<0>();\n  release(pipeline, previous",
+        "  release(pipeline, previous",
     ),
     "accumulators are used before a wait": (
         "wgmma.cu",
@@ -164,18 +164,18 @@ FAULTS = {
     "a residual's parity stays": ("output.cuh", "      residual_parity ^= 1;\n", ""),
     "too few arrivals free a stage": (
         "wgmma.cu",
-        "pipeline.init((PINGPONG ? 1 : CONSUMERS) * 4 * CLUSTER)",
+        "pipeline.init((PINGPONG ? 1 : CONSUMERS) * 4 * SHARERS)",
         "pipeline.init(4)",
     ),
     "a block frees only its own stages": (
         "barrier.cuh",
-        "      for (unsigned rank = 0; rank < BLOCKS; ++rank) mbarrier_arrive_at(empty(stage), rank);",
-        "      for (unsigned rank = 0; rank < BLOCKS; ++rank) mbarrier_arrive(empty(stage));",
+        "mbarrier_arrive_at(empty(stage), first + rank);",
+        "mbarrier_arrive(empty(stage));",
     ),
     "a block ends before the others' last arrivals": (
         "wgmma.cu",
         "  // Until the others arrive no more at this block's barriers.\n"
-        "  if constexpr (CLUSTER > 1) cluster_barrier();\n",
+        "  if constexpr (CLUSTER > 1 && K_PARTS == 1) cluster_barrier();\n",
         "",
     ),
     "a block copies before the other's barriers exist": (

@@ -60,11 +60,12 @@ template <int COUNT> struct Pipeline {
 
   __device__ __forceinline__ void release(int stage) const { mbarrier_arrive(empty(stage)); }
 
-  // Frees the stage in all blocks of a cluster: copies of any of them may come into each.
-  template <int BLOCKS> __device__ __forceinline__ void release_in_cluster(int stage) const {
+  // Frees the stage in BLOCKS blocks of a cluster, from `first` on: copies of any of them may come into each.
+  template <int BLOCKS>
+  __device__ __forceinline__ void release_in_cluster(int stage, unsigned first = 0) const {
     if constexpr (BLOCKS == 1) release(stage);
     else
-      for (unsigned rank = 0; rank < BLOCKS; ++rank) mbarrier_arrive_at(empty(stage), rank);
+      for (unsigned rank = 0; rank < BLOCKS; ++rank) mbarrier_arrive_at(empty(stage), first + rank);
   }
 
   // The same by a whole warp: each lane frees the stage in one block.

@@ -234,6 +234,12 @@ __device__ __forceinline__ void store_release(int* to, int value) {
 __device__ __forceinline__ void load_two(float (&to)[2], unsigned from) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(to[0]), "=f"(to[1]) : "r"(from) : "memory");
 }
+__device__ __forceinline__ void load_four(float (&to)[4], unsigned from) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
+               : "r"(from)
+               : "memory");
+}
 __device__ __forceinline__ void store_four(unsigned to, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(a), "f"(b), "f"(c), "f"(d)
                : "memory");
@@ -295,6 +301,24 @@ __device__ __forceinline__ unsigned cluster_rank() {
 // Waits for all threads of the cluster. The warp need not be converged.
 __device__ __forceinline__ void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release;\n barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// The place that this address of shared memory has in block `rank` of the cluster.
+__device__ __forceinline__ unsigned in_block(unsigned at, unsigned rank) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(at), "r"(rank));
+  return remote;
+}
+
+// Stores four numbers in another block, asynchronously: 16 bytes count on its `mbarrier`, through which its
+// threads see them. Both places are of in_block(). It waits for nothing, and needs this block no longer.
+__device__ __forceinline__ void send_four(unsigned to, unsigned mbarrier, float a, float b, float c,
+                                          float d) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
+      " [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+      "f"(a), "f"(b), "f"(c), "f"(d), "r"(mbarrier)
+      : "memory");
 }
 
 // ---- Warps and registers

@@ -276,6 +276,27 @@ struct Output {
 
 };
 
+// Stores epilogue(two) of a divided K in (row, column) and the next column of c, without the buffers.
+__device__ __forceinline__ void store_sums(const MatmulSumArguments& arguments, float (&two)[2], int row,
+                                           int column) {
+  const long long at = (long long)row * arguments.columns + column;
+  if constexpr (sizeof(T) == 4) {
+    *reinterpret_cast<Vector<float, 2>*>(arguments.c + at) = {two[0], two[1]};
+    return;
+  }
+  if constexpr (HAS_BIAS) add(two, *reinterpret_cast<const Vector<T, 2>*>(arguments.bias + column));
+  if constexpr (EPILOGUE == ROW_SCALE) {
+    two[0] *= arguments.row_values[row];
+    two[1] *= arguments.row_values[row];
+  }
+  if constexpr (EPILOGUE == RESIDUAL)
+    add(two, *reinterpret_cast<const Vector<T, 2>*>(arguments.extra + row * arguments.extra_pitch + column));
+  const int left = arguments.columns - column;
+  if constexpr (EPILOGUE == GELU_PRE) store_pair(arguments.extra + at, rounded(two), left);
+  if constexpr (EPILOGUE == GELU || EPILOGUE == GELU_PRE) activate(two);
+  store_pair(arguments.c + at, rounded(two), left);
+}
+
 constexpr int VECTORS = BN / 8;  // of 4 sums, of a thread
 
 // Address of a thread's first vector of sums for 64 rows of a tile; the next is GROUP_THREADS vectors on.

@@ -15,6 +15,9 @@
 // products that have few tiles, where the bytes that each SM reads take the time. With 3 they have 192 rows.
 // With SPLIT, K of the last tiles, which are fewer than SMs, is divided into equal parts that different
 // blocks take: each writes its sums in float32, and a second kernel adds them in the order of K.
+// With K_PARTS > 1 so many blocks of a cluster compute the same tile, each a part of K, and add their sums in
+// the order of K through each other's shared memory (cluster_sum.cuh): for few tiles and a long K. Blocks of
+// the same part share a or b, if there are several. The grid has a cluster for each tile.
 // With ANY_C the rows of c are contiguous and begin anywhere: they are stored element by element.
 //
 // EPILOGUE (epilogue.cuh) is computed on the float32 sums, which are rounded once.
@@ -38,8 +41,14 @@
 #define CONSUMER_GROUPS 2
 #define ANY_C 0
 #define SPLIT 0
+#define K_PARTS 1
 #define A_MN 0
 #define B_MN 1
+#endif
+
+// Whether tensor maps are fetched before the kernel waits for the one before it.
+#ifndef EARLY_PREFETCH
+#define EARLY_PREFETCH (K_PARTS > 1)
 #endif
 
 using namespace hopper;
@@ -53,12 +62,13 @@ constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + B_
 constexpr int ROW_BLOCKS = PINGPONG ? CONSUMERS : 1;
 // The blocks of a cluster compute tiles below each other, and each loads a share of their common tile of b;
 // with SHARE_A they compute tiles beside each other, and share a.
-constexpr int A_BLOCKS = SHARE_A ? CLUSTER : 1, B_BLOCKS = SHARE_A ? 1 : CLUSTER;
+constexpr int SHARERS = CLUSTER / K_PARTS;
+constexpr int A_BLOCKS = SHARE_A ? SHARERS : 1, B_BLOCKS = SHARE_A ? 1 : SHARERS;
 constexpr int A_ROWS = BM / A_BLOCKS, B_COLUMNS = BN / B_BLOCKS;  // of the share that a block loads
-constexpr unsigned short ALL_BLOCKS = (1 << CLUSTER) - 1;
+constexpr unsigned short SHARING_BLOCKS = (1 << SHARERS) - 1;
 constexpr int BOX_COLUMNS = 128 / sizeof(T);  // of one box that the copy engine stores
 constexpr int BOX_BYTES = 64 * 128;   // 64 rows of them
-constexpr int BUFFER_BYTES = 2 * BOX_BYTES;  // of a group
+constexpr int BUFFER_BYTES = K_PARTS > 1 ? 0 : 2 * BOX_BYTES;  // of a group
 // Boxes of c in the buffer of a group, and how often it fills its buffer for 64 rows of a tile.
 constexpr int BOXES = EPILOGUE != GELU_PRE && BN % (2 * BOX_COLUMNS) == 0 ? 2 : 1;
 constexpr int PARTS = BN / (BOXES * BOX_COLUMNS);
@@ -71,8 +81,10 @@ static_assert(BN % 64 == 0 && RESIDUALS_AT + CONSUMERS * 8 <= 227 << 10, "too mu
 static_assert(!PINGPONG || CONSUMERS == 2, "two groups alternate");
 static_assert(!ANY_C || (sizeof(T) == 2 && EPILOGUE <= RESIDUAL), "rows that begin anywhere");
 static_assert(sizeof(T) == 2 || (EPILOGUE == PLAIN && !A_MN && !B_MN), "not for float32");
-static_assert(!SPLIT || EPILOGUE <= RESIDUAL || EPILOGUE == ROW_SCALE, "not for a divided K");
-static_assert(CLUSTER == 1 || (SHARE_A ? A_ROWS : B_COLUMNS) % 64 == 0, "shares are whole blocks of 64");
+static_assert(!(SPLIT || K_PARTS > 1) || EPILOGUE <= RESIDUAL || EPILOGUE == ROW_SCALE,
+              "not for a divided K");
+static_assert(K_PARTS == 1 || (CLUSTER % K_PARTS == 0 && !PINGPONG && !SPLIT), "one way to divide K");
+static_assert(SHARERS == 1 || (SHARE_A ? A_ROWS : B_COLUMNS) % 64 == 0, "shares are whole blocks of 64");
 
 }  // namespace
 
@@ -87,7 +99,8 @@ struct alignas(64) MatmulArguments {
   float* partials;  // or what an epilogue stores: column sums, sums of rows, lower bytes of sums
   int rows, columns;
   const WEFT_T* bias;  // aligned to 4 bytes
-  WEFT_T *c_elements, *extra_elements;  // with ANY_C: c, and GELU_PRE's second output, (rows, columns)
+  // With ANY_C: c, and GELU_PRE's second output, (rows, columns). With K_PARTS > 1 also the residual.
+  WEFT_T *c_elements, *extra_elements;
   const float* row_values;  // (rows,), of EXPONENTIAL and ROW_SCALE
   // With EXPONENTIAL, may be null. If `farthest` is 0, the kernel ends at once where this number is 0.
   // Otherwise the number becomes 1 if a sum is further than that above its row's number.
@@ -95,6 +108,7 @@ struct alignas(64) MatmulArguments {
   int phase;                // ADDS and ROUNDS, with ACCUMULATE
   float farthest;
   int whole_tiles;
+  long long extra_pitch;  // of the residual, even; with K_PARTS > 1
 };
 enum { ADDS = 1, ROUNDS = 2 };
 
@@ -113,6 +127,10 @@ namespace {
 // if that is a part of K, else -1.
 struct Unit { int row, column, first, end, partial; };
 
+// The numbers of this block's part of K, and of this block among those of its cluster that share a or b.
+__device__ __forceinline__ int part_of_block() { return K_PARTS > 1 ? cluster_rank() / SHARERS : 0; }
+__device__ __forceinline__ int sharer() { return K_PARTS > 1 ? cluster_rank() % SHARERS : cluster_rank(); }
+
 // The first row and column of a block's tile, of those of its cluster.
 __device__ __forceinline__ int row_of(const Tile& tile, int rank) {
   return (tile.row * B_BLOCKS + (SHARE_A ? 0 : rank)) * BM;
@@ -124,7 +142,7 @@ __device__ __forceinline__ int column_of(const Tile& tile, int rank) {
 // Calls `body` with each unit of this block. Blocks that run at the same time have the same part of K.
 template <typename Body>
 __device__ __forceinline__ void for_each_unit(const MatmulArguments& arguments, Body body) {
-  const int rank = CLUSTER > 1 ? cluster_rank() : 0;
+  const int rank = SHARERS > 1 ? sharer() : 0;
   const int tiles = arguments.row_tiles * arguments.column_tiles, k_steps = arguments.k_steps;
   const int whole = SPLIT ? arguments.whole_tiles : tiles, splits = SPLIT ? arguments.splits : 1;
   for (int index = blockIdx.x / CLUSTER; index < whole + (tiles - whole) * splits;
@@ -139,36 +157,44 @@ __device__ __forceinline__ void for_each_unit(const MatmulArguments& arguments, 
       unit.end = (int)((long long)k_steps * (split + 1) / splits);
       unit.partial = (index - whole) * CLUSTER + rank;
     }
+    if constexpr (K_PARTS > 1) {
+      unit.first = (int)((long long)k_steps * part_of_block() / K_PARTS);
+      unit.end = (int)((long long)k_steps * (part_of_block() + 1) / K_PARTS);
+    }
     body(unit);
   }
 }
 
-// Loads a box into this block's shared memory, or that of all SHARERS blocks of the cluster.
-template <int SHARERS>
+// Loads a box into this block's shared memory, or that of all BLOCKS blocks that share it.
+template <int BLOCKS>
 __device__ __forceinline__ void load(unsigned to, const TensorMap* map, int x, int y, unsigned full) {
-  if constexpr (SHARERS == 1) tma_load(to, map, x, y, full);
-  else tma_load_multicast(to, map, x, y, full, ALL_BLOCKS);
+  if constexpr (BLOCKS == 1) tma_load(to, map, x, y, full);
+  else tma_load_multicast(to, map, x, y, full, SHARING_BLOCKS << part_of_block() * SHARERS);
 }
 
 // Loads a tile of BK of K from `step` on by `LENGTH` rows of a (columns of b) from `first` on.
-template <int MAJOR, int LENGTH, int SHARERS>
+template <int MAJOR, int LENGTH, int BLOCKS>
 __device__ __forceinline__ void load_tile(unsigned to, const TensorMap* map, int step, int first,
                                           unsigned full) {
   if constexpr (MAJOR == K_MAJOR) {
-    load<SHARERS>(to, map, step * BK, first, full);
+    load<BLOCKS>(to, map, step * BK, first, full);
   } else {
 #pragma unroll
     for (int block = 0; block < LENGTH / 64; ++block)
-      load<SHARERS>(to + block * BLOCK_BYTES, map, first + block * 64, step * BK, full);
+      load<BLOCKS>(to + block * BLOCK_BYTES, map, first + block * 64, step * BK, full);
   }
+}
+
+__device__ __forceinline__ void prefetch_maps(const MatmulArguments& arguments) {
+  tma_prefetch(&arguments.a);
+  tma_prefetch(&arguments.b);
 }
 
 __device__ __forceinline__ void produce(const MatmulArguments& arguments, Pipeline<STAGES> pipeline,
                                         unsigned stages) {
   RingPosition<STAGES> ring;
-  tma_prefetch(&arguments.a);
-  tma_prefetch(&arguments.b);
-  const int rank = CLUSTER > 1 ? cluster_rank() : 0;
+  if constexpr (!(EARLY_PREFETCH)) prefetch_maps(arguments);
+  const int rank = SHARERS > 1 ? sharer() : 0;
   const int a_first = SHARE_A ? rank * A_ROWS : 0, b_first = SHARE_A ? 0 : rank * B_COLUMNS;
   for_each_unit(arguments, [&](const Unit& unit) {
     for (int step = unit.first; step < unit.end; ++step, ring.next()) {
@@ -182,10 +208,22 @@ __device__ __forceinline__ void produce(const MatmulArguments& arguments, Pipeli
   });
 }
 
+// Frees a stage, in a warp all of whose products have read it. A block with a part of K has one tile: it
+// frees only stages that are filled again, so that no arrival comes at a block that may have ended.
+__device__ __forceinline__ void release(Pipeline<STAGES> pipeline, int stage, bool is_filled_again) {
+  if (threadIdx.x % 32 != 0 || (K_PARTS > 1 && !is_filled_again)) return;
+  pipeline.release_in_cluster<SHARERS>(stage, part_of_block() * SHARERS);
+}
+
 // Writes the products of `k_steps` steps of one tile to `sums`, and leaves the ring behind its last stage.
 __device__ __forceinline__ void multiply(float (&sums)[ROW_BLOCKS][BN / 2], int group, int k_steps,
                                          Pipeline<STAGES> pipeline, RingPosition<STAGES>& ring,
                                          unsigned stages) {
+  if (K_PARTS > 1 && k_steps == 0) {  // an empty part of K
+#pragma unroll
+    for (int i = 0; i < BN / 2; ++i) sums[0][i] = 0.0f;
+    return;
+  }
   int previous = -1;
   for (int step = 0; step < k_steps; ++step) {
     const unsigned a_at = stages + ring.stage * STAGE_BYTES + (PINGPONG ? 0 : group * BLOCK_BYTES);
@@ -203,19 +241,22 @@ __device__ __forceinline__ void multiply(float (&sums)[ROW_BLOCKS][BN / 2], int 
     wgmma_commit();
     // The products of this step run on; those of the step before have read their stage.
     wgmma_wait<1>();
-    if (previous >= 0 && threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(previous);
+    if (previous >= 0) release(pipeline, previous, step - 1 + STAGES < k_steps);
     previous = ring.stage;
     ring.next();
   }
   // The last products are queued, and all stages of this tile have been full: the other group's may follow.
   if (PINGPONG && threadIdx.x % 32 == 0) mbarrier_arrive(stages + TURNS_AT + (group ^ 1) * 8);
   wgmma_wait<0>();
-  if (threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(previous);
+  release(pipeline, previous, false);
 }
 
 }  // namespace
 
 #include "output.cuh"
+#if K_PARTS > 1
+#include "cluster_sum.cuh"
+#endif
 
 extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS, BLOCKS_PER_SM)
     matmul_wgmma(const __grid_constant__ MatmulArguments arguments) {
@@ -225,11 +266,15 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
   const unsigned stages = shared_address(memory);
   const Pipeline<STAGES> pipeline{stages + BARRIERS_AT};
   if (threadIdx.x == 0) {
-    for (int group = 0; group < CONSUMERS; ++group) {
+    if constexpr (EARLY_PREFETCH) prefetch_maps(arguments);
+    for (int group = 0; group < CONSUMERS && K_PARTS == 1; ++group) {
       mbarrier_init(stages + TURNS_AT + group * 8, 4);
       mbarrier_init(stages + RESIDUALS_AT + group * 8, 1);
     }
-    pipeline.init((PINGPONG ? 1 : CONSUMERS) * 4 * CLUSTER);
+#if K_PARTS > 1
+    ClusterSum::init(stages);
+#endif
+    pipeline.init((PINGPONG ? 1 : CONSUMERS) * 4 * SHARERS);
   }
   if constexpr (CLUSTER > 1) cluster_barrier();  // another block's copies count on this block's barriers
   else __syncthreads();
@@ -251,7 +296,7 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
       const int turn = index++;
       if (PINGPONG && turn % CONSUMERS != group) return ring.skip(unit.end - unit.first);
       const int row = unit.row + (PINGPONG ? 0 : group * 64);
-      if constexpr (LOADS_EXTRA)
+      if constexpr (LOADS_EXTRA && K_PARTS == 1)
         if (output.needs_extra() && unit.partial < 0) output.load_residual(row, unit.column);
       // The first turn is group 0's: a fresh barrier lets the opposite parity pass. Without turns a group
       // could take a stage's fill for one that comes two rounds of the ring later.
@@ -259,6 +304,10 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
         wait(stages + TURNS_AT + group * 8, (turn / CONSUMERS & 1) ^ (group == 0 ? 1 : 0));
       float sums[ROW_BLOCKS][BN / 2];
       multiply(sums, group, unit.end - unit.first, pipeline, ring, stages);
+#if K_PARTS > 1
+      ClusterSum{arguments, group, stages}.store(sums[0], row, unit.column);
+      return;
+#endif
       if (SPLIT && unit.partial >= 0) {
 #pragma unroll
         for (int block = 0; block < ROW_BLOCKS; ++block)
@@ -279,7 +328,7 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
     if (output.is_issuer()) tma_wait_read<0>();
   }
   // Until the others arrive no more at this block's barriers.
-  if constexpr (CLUSTER > 1) cluster_barrier();
+  if constexpr (CLUSTER > 1 && K_PARTS == 1) cluster_barrier();
 }
 
 #if SPLIT
@@ -318,23 +367,7 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS)
     const int of_row = row + (i & 2) * 4;
     if (of_row >= arguments.rows || column >= arguments.columns) continue;
     float two[2] = {sums[i], sums[i + 1]};
-    const long long at = (long long)of_row * arguments.columns + column;
-    if constexpr (sizeof(T) == 4) {
-      *reinterpret_cast<Vector<float, 2>*>(arguments.c + at) = {two[0], two[1]};
-      continue;
-    }
-    if constexpr (HAS_BIAS) add(two, *reinterpret_cast<const Vector<T, 2>*>(arguments.bias + column));
-    if constexpr (EPILOGUE == ROW_SCALE) {
-      two[0] *= arguments.row_values[of_row];
-      two[1] *= arguments.row_values[of_row];
-    }
-    if constexpr (EPILOGUE == RESIDUAL)
-      add(two, *reinterpret_cast<const Vector<T, 2>*>(arguments.extra + of_row * arguments.extra_pitch +
-                                                      column));
-    const int left = arguments.columns - column;
-    if constexpr (EPILOGUE == GELU_PRE) store_pair(arguments.extra + at, rounded(two), left);
-    if constexpr (EPILOGUE == GELU || EPILOGUE == GELU_PRE) activate(two);
-    store_pair(arguments.c + at, rounded(two), left);
+    store_sums(arguments, two, of_row, column);
   }
 }
 #endif

@@ -38,6 +38,7 @@ from weft.ops._common.products.wgmma_model import (
     MMA_SMALL_BLOCKS,
     MMA_SMALL_TILE,
     MMA_TILE,
+    WITH_K_PARTS,
     Config,
     Epilogue,
     estimated_us,
@@ -73,7 +74,8 @@ class MatmulArguments(ctypes.Structure):
         ("phase", ctypes.c_int),
         ("farthest", ctypes.c_float),
         ("whole_tiles", ctypes.c_int),
-        ("padding", ctypes.c_int * 11),  # the structure is aligned to 64 bytes
+        ("extra_pitch", ctypes.c_longlong),
+        ("padding", ctypes.c_int * 8),  # the structure is aligned to 64 bytes
     )
 
 
@@ -106,6 +108,8 @@ class EndArguments(NamedTuple):
 # Epilogues of a sequence of launches, each of which may begin before the one before has ended.
 CHAINED = frozenset({Epilogue.EXPONENTIAL, Epilogue.ROW_SCALE, Epilogue.ACCUMULATE})
 NO_END = EndArguments()
+# Whether products get a configuration whose clusters divide K: only after its measurement.
+CHOOSES_K_PARTS = False
 OVERLAP = True  # a launch may begin before the kernel before it has ended; it waits before it reads
 
 
@@ -133,6 +137,7 @@ def source(
         "TILE_BAND": config.band,
         "CONSUMER_GROUPS": config.groups,
         "SPLIT": int(is_split),
+        "K_PARTS": config.k_parts,
         "A_MN": int(not a_is_k_major),
         "B_MN": int(not b_is_k_major),
         "EPILOGUE": int(epilogue),
@@ -256,10 +261,12 @@ def _choose(
     most = max(1, min(MAX_SPLITS, -(-k * itemsize // K_STEP_BYTES) // LEAST_STEPS)) if may_split else 1
     configs = tuple(c for c in CHOSEN_FROM if not spills(c, epilogue))
     options = [(c, splits) for splits in range(1, most + 1) for c in configs]
+    if CHOOSES_K_PARTS:
+        options += [(c, 1) for c in WITH_K_PARTS if c.k_parts <= most]
 
     def cost(option: tuple[Config, int]) -> float:
         us = estimated_us(m, n, k, *option, sms, epilogue, itemsize=itemsize, l2_bytes=l2)
-        return us * (LEAST_GAIN if option[1] > 1 else 1.0)
+        return us * (LEAST_GAIN if option[1] > 1 or option[0].k_parts > 1 else 1.0)
 
     return min(options, key=cost)
 
@@ -355,11 +362,12 @@ def multiply(
     k_step = K_STEP_BYTES // a.element_size()
     a_rows = config.rows // a_blocks if majors[0] else k_step
     b_rows = config.columns // b_blocks if majors[1] else k_step
-    maps_extra = not (any_c and epilogue == Epilogue.GELU_PRE)
+    tiles, divides_k = row_tiles * column_tiles, config.k_parts > 1  # each tile in a cluster of its own
+    by_elements = any_c or divides_k  # c is stored, not through the copy engine
+    maps_extra = not divides_k and not (any_c and epilogue == Epilogue.GELU_PRE)
+    splits = 1 if divides_k else min(splits, k_steps)
     program = source(a.dtype, config, *majors, splits > 1, epilogue, any_c)
-    at_once = max_clusters(program["matmul_wgmma"], config, a.device)
-    tiles = row_tiles * column_tiles
-    splits = min(splits, k_steps)
+    at_once = tiles if divides_k else max_clusters(program["matmul_wgmma"], config, a.device)
     divided = tiles % at_once if splits > 1 else 0
     if not divided:
         splits, program = 1, source(a.dtype, config, *majors, False, epilogue, any_c)
@@ -370,7 +378,7 @@ def multiply(
     arguments = MatmulArguments(
         a=tensor_map.encode(a, a_rows),
         b=tensor_map.encode(b, b_rows),
-        c=TensorMap() if any_c else tensor_map.encode(c, STORED_ROWS),
+        c=TensorMap() if by_elements else tensor_map.encode(c, STORED_ROWS),
         extra=tensor_map.encode(extra, STORED_ROWS) if extra is not None and maps_extra else TensorMap(),
         row_tiles=row_tiles,
         column_tiles=column_tiles,
@@ -380,23 +388,23 @@ def multiply(
         rows=m,
         columns=n,
         bias=_address(bias),
-        c_elements=c.data_ptr() if any_c else 0,
-        extra_elements=_address(extra) if any_c else 0,
+        c_elements=c.data_ptr() if by_elements else 0,
+        extra_elements=_address(extra) if by_elements else 0,
         row_values=_address(end.row_values),
         condition=_address(end.condition),
         phase=end.phase,
         farthest=end.farthest,
         whole_tiles=tiles - divided,
+        extra_pitch=extra.stride(0) if extra is not None and divides_k else 0,
     )
     kernel = program["matmul_wgmma"]
     clusters = min(tiles + divided * (splits - 1), at_once)
     blocks, overlap = clusters * config.cluster, OVERLAP or epilogue in CHAINED
     kernel(blocks, config.threads, arguments, shared=config.smem_bytes, overlap=overlap)
-    is_repeatable = splits == 1 and not operands.copies and not any_c
-    if key is not None and is_repeatable and isinstance(kernel, Kernel):
+    if key is not None and splits == 1 and not (operands.copies or any_c) and isinstance(kernel, Kernel):
         launch = kernel.prepare_structure(blocks, config.threads, shared=config.smem_bytes, overlap=overlap)
-        boxes = {"a": (a, a_rows), "b": (b, b_rows), "c": (c, STORED_ROWS), "extra": (extra, STORED_ROWS)}
-        _REPEATED.store(key, _repeated(launch, arguments, boxes, bias))
+        boxes = {"a": (a, a_rows), "b": (b, b_rows)}
+        _REPEATED.store(key, _repeated(launch, arguments, boxes, c, extra, by_elements, bias))
     if splits > 1:
         _add_partials(program["matmul_wgmma_sum"], config, arguments, c, extra)
     return (c, extra) if epilogue == Epilogue.GELU_PRE else c
@@ -405,12 +413,23 @@ def multiply(
 def _repeated(
     launch: Callable[[int], None],
     arguments: ctypes.Structure,
-    boxes: Mapping[str, tuple[torch.Tensor | None, int]],
+    boxes: Mapping[str, tuple[torch.Tensor, int]],
+    c: torch.Tensor,
+    extra: torch.Tensor | None,
+    by_elements: bool,
     bias: torch.Tensor | None,
 ) -> RepeatedProduct:
-    """Return a launch with other addresses; ``boxes`` has each matrix, by its field, and a box's rows."""
-    maps = {name: tensor_map.encoder(x, rows) for name, (x, rows) in boxes.items() if x is not None}
-    return RepeatedProduct(launch, arguments, maps, () if bias is None else ("bias",))
+    """Return a launch with other addresses.
+
+    ``boxes`` has each operand, by its field, and a box's rows. c and the second matrix are mapped as well,
+    unless they are stored ``by_elements``.
+    """
+    results = {"c": c} if extra is None else {"c": c, "extra": extra}
+    maps = {name: tensor_map.encoder(x, rows) for name, (x, rows) in boxes.items()}
+    fields = [f"{name}_elements" for name in results] if by_elements else []
+    if not by_elements:
+        maps |= {name: tensor_map.encoder(x, STORED_ROWS) for name, x in results.items()}
+    return RepeatedProduct(launch, arguments, maps, [*fields, "bias"] if bias is not None else fields)
 
 
 def _add_partials(

@@ -32,6 +32,8 @@ class Config:
     The blocks of a cluster share tiles of b, or with ``share_a`` tiles of a. With ``pingpong`` the two warp
     groups that multiply take tiles alternately; otherwise they share each tile. Tiles are taken in bands of
     ``band`` rows of tiles (of a cluster), column by column.
+    With ``k_parts`` so many blocks of a cluster compute one tile, each a part of K; those of the same part
+    share tiles.
     """
 
     columns: int
@@ -41,6 +43,7 @@ class Config:
     pingpong: bool = False
     band: int = 8
     rows: int = ROWS
+    k_parts: int = 1
 
     @property
     def groups(self) -> int:
@@ -58,18 +61,21 @@ class Config:
 
     @property
     def smem_bytes(self) -> int:
-        # Stages, two boxes of c for each group, and barriers: of the stages, and two for each group.
-        return self.stages * ((self.rows + self.columns) * 128 + 16) + self.groups * (2 * BLOCK_BYTES + 16)
+        # Stages, two boxes of c for each group, and barriers: of the stages, and two for each group. The sums
+        # of parts of K take the place of the stages.
+        boxes = 2 * BLOCK_BYTES if self.k_parts == 1 else 0
+        return self.stages * ((self.rows + self.columns) * 128 + 16) + self.groups * (boxes + 16)
 
     @property
     def blocks(self) -> tuple[int, int]:
         """Blocks of a cluster that share a tile of a, and those that share a tile of b."""
-        return (self.cluster, 1) if self.share_a else (1, self.cluster)
+        sharers = self.cluster // self.k_parts
+        return (sharers, 1) if self.share_a else (1, sharers)
 
     @property
     def label(self) -> str:
         """Tile, stages, and cluster, with what differs from a plain cooperative kernel."""
-        shared = "a" if self.share_a else ""
+        shared = "a" * self.share_a + f"k{self.k_parts}" * (self.k_parts > 1)
         band = f"-band{self.band}" * (self.band != Config.band)
         name = f"{self.rows}x{self.columns}x{self.stages}-{self.cluster}{shared}"
         return name + "-pingpong" * self.pingpong + band
@@ -122,6 +128,26 @@ CANDIDATES = (
 )
 # Tiles beside each other that share a were nowhere the fastest.
 CHOSEN_FROM = tuple(c for c in CANDIDATES if not c.share_a)
+# For few tiles and a long K, where wgmma.CHOOSES_K_PARTS.
+WITH_K_PARTS = tuple(
+    Config(columns=columns, stages=stages, rows=rows, cluster=sharers * parts, k_parts=parts)
+    for rows, columns, stages, most in (
+        (128, 256, 4, 4),
+        (128, 192, 5, 4),
+        (128, 128, 7, 6),
+        (192, 192, 4, 5),
+        (64, 128, 4, 4),
+    )
+    for sharers in ((1, 2) if columns % 128 == 0 else (1,))
+    for parts in range(2, most + 1)
+    if sharers * parts <= 8
+)
+# Assumed, not measured: between the blocks of a cluster, to and from each at the same time, by parts of K
+# (about 3 TB/s on all SMs is published: Luo et al., arXiv:2402.13499); and the two signals of an exchange.
+CLUSTER_BYTES_PER_NS = {2: 25.0, 3: 22.0}
+MORE_BLOCKS_BYTES_PER_NS, EXCHANGE_US = 20.0, 0.6
+# SMs of a processing cluster of the GPU, in which the blocks of a cluster are.
+SMS_OF_A_GPC = 16
 
 
 def spills(config: Config, epilogue: Epilogue) -> bool:
@@ -158,8 +184,11 @@ def estimated_us(
     100 random sizes of models, in bfloat16: 9 % root-mean-square error over 614 times. In another record of
     these 24 the configuration that the model prefers is at most 7 % slower than the fastest, and at most
     1.5 % on average. tf32 (``itemsize`` 4) is expected to take as long for a step, which has half as many
-    elements, and it stores twice the bytes. Parts of K of the last tiles alone are not in the records.
+    elements, and it stores twice the bytes. Parts of K of the last tiles alone are not in the records, nor
+    are configurations with ``k_parts``.
     """
+    if config.k_parts > 1:
+        return _k_parts_us(m, n, -(-k * itemsize // K_STEP_BYTES), config, sms, epilogue, l2_bytes)
     a_blocks, b_blocks = config.blocks
     tiles = -(-m // (config.rows * b_blocks)) * -(-n // (config.columns * a_blocks))  # of a cluster
     at_once = max(1, sms // config.cluster)
@@ -188,6 +217,29 @@ def estimated_us(
     return us
 
 
+def _k_parts_us(
+    m: int, n: int, k_steps: int, config: Config, sms: int, epilogue: Epilogue, l2_bytes: int
+) -> float:
+    """Return the time that the model gives where blocks of a cluster divide K.
+
+    Of the sums of its tile each block sends all but its share, and receives as many bytes. A share is stored
+    from registers, which is expected to take as long as through the copy engine.
+    """
+    a_blocks, b_blocks = config.blocks
+    tiles = -(-m // (config.rows * b_blocks)) * -(-n // (config.columns * a_blocks))  # of a cluster
+    parts = config.k_parts
+    at_once = max(1, sms // SMS_OF_A_GPC * (SMS_OF_A_GPC * config.blocks_per_sm // config.cluster))
+    waves = -(-tiles // at_once)
+    at_work = min(1.0, tiles * config.cluster / sms)
+    on_an_sm = min(config.blocks_per_sm, -(-tiles * config.cluster // sms))
+    steps_us = -(-k_steps // parts) * _step_ns(config, at_work, l2_bytes / L2_BYTES * NUM_SMS / sms) * 1e-3
+    sent = 4 * config.rows * config.columns * (parts - 1) / parts
+    sent_us = sent / CLUSTER_BYTES_PER_NS.get(parts, MORE_BLOCKS_BYTES_PER_NS) * 1e-3
+    end_us = STORE_US + GELU_US * (epilogue in SPECIAL_FUNCTION) + EXTRA_US * (epilogue in SECOND_MATRIX)
+    end_us *= config.columns / 256 / parts
+    return LAUNCH_US + waves * (on_an_sm * (steps_us + sent_us) + end_us + EXCHANGE_US)
+
+
 def _power_factor(config: Config) -> float:
     """Return the factor of a wave with all SMs at work, by its bytes from the L2 cache for each product."""
     a_blocks, b_blocks = config.blocks
@@ -203,4 +255,5 @@ def _step_ns(config: Config, at_work: float, l2_share: float) -> float:
     tensor_ns = factor * config.rows * config.columns * K_STEP_BYTES / FLOP_PER_CYCLE / clock
     l2_rate = min(L2_PORT_BYTES_PER_NS, L2_BYTES_PER_NS * l2_share / at_work)
     l2_ns = (config.rows / a_blocks + config.columns / b_blocks) * K_STEP_BYTES / l2_rate
-    return max(tensor_ns, l2_ns) * (CLUSTER_FACTOR if config.cluster > 1 else 1.0)
+    shares = a_blocks * b_blocks > 1
+    return max(tensor_ns, l2_ns) * (CLUSTER_FACTOR if shares else 1.0)
