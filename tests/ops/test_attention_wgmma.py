@@ -29,11 +29,19 @@ LIBRARY = SRC / "weft/ops/_common/hopper"
 KERNEL = SRC / "weft/ops/attention/attention_wgmma.cu"
 BF16, FP16 = torch.bfloat16, torch.float16
 THREE, TWO = attention_wgmma.candidates(64)[:2]
-CAUSAL, FULL, SHARED = attention_wgmma.candidates(128)
+CAUSAL, FULL, SHARED = attention_wgmma.candidates(128)[:3]
 SMALL = Config(keys=80, groups=2)
 SMALL_SHARED = Config(keys=80, groups=2, out_in_q=True)
-(WIDE,) = attention_wgmma.candidates(256)
-(MIDDLE,) = attention_wgmma.candidates(192)
+# The producer runs ahead into the next tile of queries.
+AHEAD = Config(keys=80, groups=2, query_slots=2, stages=3)
+AHEAD_THREE = Config(keys=128, groups=3, query_slots=2)
+FAR_AHEAD = Config(keys=80, groups=3, query_slots=2, stages=4)
+FREE = Config(keys=80, groups=3, query_slots=2, stages=3, turns=False, static_order=True)
+FREE_TWO = Config(keys=128, groups=2, turns=False)
+KEYS_FIRST = Config(keys=80, groups=2, keys_first=True)
+KEYS_FIRST_SHARED = Config(keys=80, groups=2, out_in_q=True, keys_first=True)
+WIDE = attention_wgmma.candidates(256)[0]
+MIDDLE = attention_wgmma.candidates(192)[0]
 LATE_MASK = {"causal": True, "alignment": BOTTOM_RIGHT}
 # dtype, (B, H, Tq, D), (Hkv, Tk), key lengths, options, configuration.
 Point = tuple[torch.dtype, tuple[int, int, int, int], tuple[int, int], Any, dict[str, Any], Config]
@@ -58,6 +66,18 @@ POINTS: list[Point] = [
     (BF16, (1, 2, 130, 64), (1, 333), None, {"softcap": 3.0}, TWO),
     (FP16, (1, 1, 140, 80), (1, 150), None, {"causal": True, "softcap": 1.0}, CAUSAL),
     (BF16, (2, 1, 150, 8), (1, 370), [177, 352], {**LATE_MASK, "window": 150, "softcap": 2.0}, THREE),
+    # Two slots of queries: four or more tiles for each of the two blocks.
+    (BF16, (2, 4, 201, 64), (2, 201), None, {"causal": True}, AHEAD_THREE),
+    (FP16, (2, 4, 300, 40), (1, 333), [290, 33], {"causal": True}, AHEAD),
+    (BF16, (3, 4, 197, 8), (4, 97), None, {}, FAR_AHEAD),
+    (FP16, (2, 2, 450, 48), (1, 450), None, {"causal": True}, FREE),
+    (BF16, (3, 3, 150, 64), (1, 300), [0, 300, 130], {}, FREE_TWO),
+    (BF16, (1, 3, 500, 8), (1, 500), None, {"causal": True, "window": 100}, AHEAD),
+    (FP16, (2, 2, 420, 40), (1, 600), [600, 333], {**LATE_MASK, "window": 150}, FREE),
+    (BF16, (3, 2, 290, 8), (1, 370), [177, 352, 0], {**LATE_MASK, "window": 70, "softcap": 2.0}, FAR_AHEAD),
+    (FP16, (1, 4, 200, 128), (2, 90), None, LATE_MASK, AHEAD),
+    (BF16, (3, 2, 170, 64), (1, 300), [0, 300, 130], {**LATE_MASK, "window": 90}, KEYS_FIRST),
+    (FP16, (1, 4, 200, 128), (2, 90), None, LATE_MASK, KEYS_FIRST_SHARED),
 ]
 # A block computes several tiles of queries, each over several tiles of keys; heads share keys, and the last
 # tile of keys ends with NaN. The second: groups that see different numbers of tiles of keys.
@@ -72,6 +92,8 @@ MANY: Point = (BF16, (1, 1, 1000, 8), (1, 1000), None, {"causal": True, "window"
 RIGHT: Point = (BF16, (1, 1, 150, 8), (1, 290), [257], {**LATE_MASK, "window": 90}, SMALL)
 NO_KEYS: Point = (BF16, (1, 1, 200, 8), (1, 90), None, LATE_MASK, SMALL)
 CAPPED: Point = (BF16, (1, 1, 70, 8), (1, 200), None, {"softcap": 1.5}, SMALL)
+# Short tiles, of which the producer has two ahead.
+SLOTS: Point = (BF16, (2, 4, 300, 8), (4, 60), None, {}, AHEAD)
 IN_Q: Point = (BF16, (1, 3, 200, 72), (1, 200), None, {}, SMALL_SHARED)
 # name: the call, the text that is replaced, and by what; some have two replacements
 FAULTS: dict[str, tuple[Any, ...]] = {
@@ -108,13 +130,13 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "queries are released while products read them": (
         SEVERAL,
         "    release_keys();\n    cap(s, args.cap_scale);\n    mask_tile(s, task, first, begin);\n",
-        "    release_keys();\n    if (is_first_lane()) memory.queries().release(group);\n"
+        "    release_keys();\n    if (is_first_lane()) memory.queries().release(q_tile());\n"
         "    mask_tile(s, task, first, begin);\n",
     ),
     "a consumer waits for the wrong phase of the queries": (
         SEVERAL,
-        "memory.queries().wait_full({group, q_parity});",
-        "memory.queries().wait_full({group, q_parity ^ 1});",
+        "memory.queries().wait_full({q_tile(), q_ring.parity});",
+        "memory.queries().wait_full({q_tile(), q_ring.parity ^ 1});",
     ),
     "scores are used before a wait": (
         SEVERAL,
@@ -160,8 +182,52 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "skipped tiles are not freed": (LATE, "      skip(task, end, task.key_tiles);\n", ""),
     "the next queries do not wait for the last ones' products": (
         FEW_KEYS,
-        "      wait(memory.queries().empty(group), q_parity ^ 1);\n",
+        "      wait(memory.queries().empty(tile), q_ring.parity ^ 1);\n",
         "",
+    ),
+    "a slot is filled while the group reads it": (
+        SLOTS,
+        "      wait(memory.queries().empty(tile), q_ring.parity ^ 1);\n",
+        "",
+    ),
+    "a slot of queries is released while products read it": (
+        SLOTS,
+        "    const int index = load_word(memory.task(q_tile()));\n    __syncwarp();",
+        "    const int index = load_word(memory.task(q_tile()));\n"
+        "    if (is_first_lane()) memory.queries().release(q_tile());\n    __syncwarp();",
+        "    if (!OUT_IN_Q && is_first_lane()) memory.queries().release(q_tile());\n    memory.values()",
+        "    memory.values()",
+    ),
+    "a group releases the slot that comes next": (
+        SLOTS,
+        "    if (!OUT_IN_Q && is_first_lane()) memory.queries().release(q_tile());\n    memory.values()",
+        "    if (!OUT_IN_Q && is_first_lane()) memory.queries().release(query_tile(group, q_ring.stage));\n"
+        "    memory.values()",
+    ),
+    "the second slot has the parity of the tile after it": (
+        SLOTS,
+        "memory.queries().wait_full({q_tile(), q_ring.parity});",
+        "memory.queries().wait_full({q_tile(), q_ring.parity ^ q_ring.stage});",
+    ),
+    "the producer does not wait for the second slot's next phase": (
+        SLOTS,
+        "wait(memory.queries().empty(tile), q_ring.parity ^ 1);",
+        "wait(memory.queries().empty(tile), q_ring.parity ^ 1 ^ q_ring.stage);",
+    ),
+    "the first keys are loaded twice": (
+        (BF16, (2, 4, 300, 8), (4, 90), None, {}, KEYS_FIRST),
+        " && !(KEYS_FIRST && j == task.first_key_tile)",
+        "",
+    ),
+    "products read the queries of the other slot": (
+        SLOTS,
+        "const unsigned q = memory.q(q_tile());",
+        "const unsigned q = memory.q(query_tile(group, q_ring.stage));",
+    ),
+    "the groups' slots overlap": (
+        SLOTS,
+        "return QUERY_SLOTS == 1 ? group : slot * GROUPS + group;",
+        "return slot + group;",
     ),
     "outputs are overwritten while they are stored": (
         FEW_KEYS,
@@ -218,6 +284,13 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     ),
     "heads take the keys of the wrong group": (FEW_KEYS, "j * KEYS, task.head / args.group", "j * KEYS, 0"),
 }
+
+
+def is_new(config: Config) -> bool:
+    """Return True if a program has a ring that ships nowhere yet."""
+    return config.query_slots > 1 or config.stages > 2 or config.keys_first or not config.turns
+
+
 # Bounds relative to an output's largest value and to its root mean square, in eps of the dtype: those of
 # test_attention_cuda.py.
 LARGEST, MEAN = 1.0, 0.6
@@ -323,8 +396,8 @@ def test_a_planted_fault_is_seen(
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "point",
-    [SEVERAL, LATE, FEW_KEYS, IN_Q, WINDOW, MANY, RIGHT, NO_KEYS, CAPPED],
-    ids=["several", "late", "few", "in-q", "window", "many", "right", "no-keys", "capped"],
+    [SEVERAL, LATE, FEW_KEYS, IN_Q, WINDOW, MANY, RIGHT, NO_KEYS, CAPPED, SLOTS],
+    ids=["several", "late", "few", "in-q", "window", "many", "right", "no-keys", "capped", "slots"],
 )
 def test_the_calls_of_the_planted_faults_are_right(point: Point, emulated: None) -> None:
     for seed in range(6):
@@ -343,6 +416,16 @@ def test_a_head_has_the_same_bits_whatever_is_beside_it(config: Config, emulated
         one = [x[b : b + 1, h : h + 1] for x in (q, k, v)]
         out_alone, lse_alone = attention_wgmma.forward_with(config, one[0], one[1], one[2], None, options)
         assert torch.equal(out_alone[0, 0], out[b, h]) and torch.equal(lse_alone[0, 0], lse[b, h])
+
+
+@needs_compiler
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("config", [AHEAD, FAR_AHEAD, FREE, KEYS_FIRST], ids=lambda c: c.label)
+def test_the_tile_of_keys_alone_decides_the_bits(config: Config, emulated: None) -> None:
+    q, k, v = (torch.randn(2, 2, 450, 8).to(BF16) * 3 for _ in range(3))
+    for options in (AttentionOptions(causal=True), AttentionOptions(causal=True, window=130)):
+        results = [attention_wgmma.forward_with(c, q, k, v, None, options) for c in (SMALL, config)]
+        assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
 
 
 # ---- Batch invariance: each call computes queries of the whole one again, beside others or alone.
@@ -451,7 +534,15 @@ def test_invariant_calls_name_their_limits() -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    "source", [s for s in attention_wgmma.aot_kernels() if "bfloat16" in s.label], ids=lambda s: s.label
+    "source",
+    [s for s in attention_wgmma.aot_kernels() if "bfloat16" in s.label]
+    + [
+        attention_wgmma.source(BF16, d, c)
+        for d in (64, 128)
+        for c in attention_wgmma.candidates(d)
+        if is_new(c)
+    ],
+    ids=lambda s: s.label,
 )
 def test_products_run_during_the_exponentials(source: CudaSource) -> None:
     """No register is spilled, no product is waited for alone, and the loop's last wait is behind its powers.

@@ -10,7 +10,10 @@
 // out += p(j) v(j). Two overlaps keep the tensor cores at work during exponentials:
 //   in a group:      s(j + 1) and then p(j) v(j) are issued; p(j + 1) is computed while p(j) v(j) runs;
 //   between groups:  they issue their products in turns, so that one group's products run during the
-//                    exponentials of another.
+//                    exponentials of another. Without TURNS they issue them as they come.
+// With two QUERY_SLOTS the producer loads the next tile's queries and its first keys while the groups still
+// compute this one. With one slot it waits for the last group's products first; with KEYS_FIRST it has then
+// loaded the first keys already.
 // Weights are rounded to T and stay in registers, as the first factor of the second product. v is its second
 // factor as it is stored (MN-major). Bytes: q read and out written once; k and v once by each block, mostly
 // from the L2.
@@ -31,6 +34,10 @@
 #define KEYS 128
 #define GROUPS 2
 #define OUT_IN_Q 0
+#define QUERY_SLOTS 1
+#define STAGES 2
+#define TURNS 1
+#define KEYS_FIRST 0
 #define BAND 0
 #define SOFTCAP 0
 #endif
@@ -46,17 +53,21 @@ constexpr int BOXES = (HEAD + 63) / 64, D_STEPS = (HEAD + 15) / 16;
 constexpr int WIDTH = HEAD > 192 ? 256 : HEAD > 128 ? 192 : HEAD > 96 ? 128 : HEAD > 80 ? 96
                       : HEAD > 64 ? 80 : 64;
 constexpr int ROWS = 64, BLOCK_ROWS = ROWS * GROUPS;  // queries of a group and of a block
-constexpr int STAGES = 2, THREADS = GROUP_THREADS * (1 + GROUPS);
+constexpr int THREADS = GROUP_THREADS * (1 + GROUPS);
 constexpr int ROW_BOX = ROWS * 128, KEY_BOX = KEYS * 128;             // bytes of a box
 constexpr int ROW_TILE = BOXES * ROW_BOX, KEY_TILE = BOXES * KEY_BOX;  // bytes of a tile
-// Shared memory: q of each group, out of each group (with OUT_IN_Q in the place of its q), k, v, barriers.
-constexpr int OUT_AT = OUT_IN_Q ? 0 : GROUPS * ROW_TILE, K_AT = OUT_AT + GROUPS * ROW_TILE;
+// Shared memory: slots of q of each group, out of each group (with OUT_IN_Q in the place of its q), k, v,
+// barriers.
+constexpr int QUERY_TILES = GROUPS * QUERY_SLOTS;
+constexpr int OUT_AT = OUT_IN_Q ? 0 : QUERY_TILES * ROW_TILE, K_AT = OUT_AT + GROUPS * ROW_TILE;
 constexpr int V_AT = K_AT + STAGES * KEY_TILE, BARRIERS_AT = V_AT + STAGES * KEY_TILE;
-constexpr int TASKS_AT = BARRIERS_AT + Pipeline<GROUPS>::BYTES + 2 * Pipeline<STAGES>::BYTES;
-constexpr int TAIL_AT = TASKS_AT + GROUPS * 8, SHARED_BYTES = TAIL_AT + 8;
+constexpr int TASKS_AT = BARRIERS_AT + Pipeline<QUERY_TILES>::BYTES + 2 * Pipeline<STAGES>::BYTES;
+constexpr int TAIL_AT = TASKS_AT + QUERY_TILES * 8, SHARED_BYTES = TAIL_AT + 8;
 // Together 64,512 (two groups) and 65,536 (three) of an SM's 65,536 registers. The producer spills with 24.
 constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 40, CONSUMER_REGISTERS = GROUPS == 3 ? 160 : 232;
 static_assert(GROUPS >= 2 && GROUPS <= 3, "the registers are divided for two or three groups");
+static_assert(QUERY_SLOTS == 1 || (QUERY_SLOTS == 2 && !OUT_IN_Q), "outputs are staged in a single slot");
+static_assert(STAGES >= 2, "the next tile of keys is loaded while one is read");
 static_assert(KEYS % 16 == 0 && SHARED_BYTES <= 227 << 10, "too much shared memory");
 
 constexpr int TURN_BARRIER = 1, GROUP_BARRIER = 1 + GROUPS;  // named barriers, one of each for a group
@@ -125,11 +136,17 @@ __device__ __forceinline__ Task task_at(const WgmmaAttentionArgs& args, int inde
   return task;
 }
 
+// The place of a group's slot among the block's tiles of queries.
+__device__ __forceinline__ int query_tile(int group, int slot) {
+  return QUERY_SLOTS == 1 ? group : slot * GROUPS + group;
+}
+
 // Addresses of a block's shared memory and its barriers.
 struct Memory {
   unsigned base;
 
-  __device__ __forceinline__ unsigned q(int group) const { return base + group * ROW_TILE; }
+  // `query_tile`: a group's slot of queries, see query_tile().
+  __device__ __forceinline__ unsigned q(int query_tile) const { return base + query_tile * ROW_TILE; }
   __device__ __forceinline__ unsigned out(int group) const { return base + OUT_AT + group * ROW_TILE; }
   __device__ __forceinline__ unsigned k(int stage) const { return base + K_AT + stage * KEY_TILE; }
   __device__ __forceinline__ unsigned v(int stage) const { return base + V_AT + stage * KEY_TILE; }
@@ -137,11 +154,11 @@ struct Memory {
   __device__ __forceinline__ Pipeline<STAGES> values() const {
     return {base + BARRIERS_AT + Pipeline<STAGES>::BYTES};
   }
-  // Each group has barriers of its own, stage `group`: for its q, and the number of the tile that it is of.
-  __device__ __forceinline__ Pipeline<GROUPS> queries() const {
+  // Each slot of each group has barriers of its own: for its q, and the number of the tile that it is of.
+  __device__ __forceinline__ Pipeline<QUERY_TILES> queries() const {
     return {base + BARRIERS_AT + 2 * Pipeline<STAGES>::BYTES};
   }
-  __device__ __forceinline__ unsigned task(int group) const { return base + TASKS_AT + group * 8; }
+  __device__ __forceinline__ unsigned task(int query_tile) const { return base + TASKS_AT + query_tile * 8; }
   __device__ __forceinline__ unsigned tail() const { return base + TAIL_AT; }
 };
 
@@ -162,22 +179,24 @@ struct Producer {
   Memory memory;
   bool issuer;
   RingPosition<STAGES> k_ring, v_ring;
-  unsigned q_parity = 0, tail_parity = 0;
+  RingPosition<QUERY_SLOTS> q_ring;
+  unsigned tail_parity = 0;
 
   // Gives each group its queries of tile `index`; -1: there are no more.
   __device__ __forceinline__ void load_queries(int index, const Task& task) {
     for (int group = 0; issuer && group < GROUPS; ++group) {
-      const unsigned full = memory.queries().full(group);
-      wait(memory.queries().empty(group), q_parity ^ 1);
-      store_word(memory.task(group), index);
+      const int tile = query_tile(group, q_ring.stage);
+      const unsigned full = memory.queries().full(tile);
+      wait(memory.queries().empty(tile), q_ring.parity ^ 1);
+      store_word(memory.task(tile), index);
       if (index < 0) {
         mbarrier_arrive(full);
       } else {
         mbarrier_arrive_expect(full, ROW_TILE);
-        load_tile<ROWS>(memory.q(group), &args.q, task.start + group * ROWS, task.head, task.batch, full);
+        load_tile<ROWS>(memory.q(tile), &args.q, task.start + group * ROWS, task.head, task.batch, full);
       }
     }
-    q_parity ^= 1;
+    q_ring.next();
   }
 
   // Blocks take tiles as they need them where the work of tiles differs, and else every gridDim.x-th.
@@ -232,10 +251,11 @@ struct Producer {
     const int count = args.row_tiles * args.heads * args.batches;
     for (int index = blockIdx.x; index < count;) {
       const Task task = task_at(args, index);
+      if (KEYS_FIRST && task.first_key_tile < task.key_tiles) load_keys(task, task.first_key_tile);
       load_queries(index, task);
       // In the order in which the consumers use them: k(0), k(1), v(0), k(2), v(1), ...
       for (int j = task.first_key_tile; j <= task.key_tiles; ++j) {
-        if (j < task.key_tiles) load_keys(task, j);
+        if (j < task.key_tiles && !(KEYS_FIRST && j == task.first_key_tile)) load_keys(task, j);
         if (j > task.first_key_tile) load_values(task, j - 1);
       }
       index = next_index(index);
@@ -348,17 +368,21 @@ struct Consumer {
   Memory memory;
   int group;
   RingPosition<STAGES> k_ring, v_ring;
-  unsigned q_parity = 0;
+  RingPosition<QUERY_SLOTS> q_ring;  // of the next queries
+  int q_slot = 0;                    // of the queries that the group computes
 
   __device__ __forceinline__ bool is_first_lane() const { return threadIdx.x % 32 == 0; }
   // The thread that stores: copies are waited for by the thread that issued them.
   __device__ __forceinline__ bool is_storer() const { return threadIdx.x % GROUP_THREADS == 0; }
 
+  __device__ __forceinline__ int q_tile() const { return query_tile(group, q_slot); }
+
   // Waits for the group's next queries and returns the number of their tile.
   __device__ __forceinline__ int next_index() {
-    memory.queries().wait_full({group, q_parity});
-    q_parity ^= 1;
-    const int index = load_word(memory.task(group));
+    q_slot = q_ring.stage;
+    memory.queries().wait_full({q_tile(), q_ring.parity});
+    q_ring.next();
+    const int index = load_word(memory.task(q_tile()));
     __syncwarp();  // all lanes have read it before one of them frees it
     return index;
   }
@@ -366,10 +390,10 @@ struct Consumer {
   // Groups issue their products in turns: each waits for its turn and, when its products are issued, passes
   // it to the next group. At a barrier 128 threads wait and 128 arrive.
   __device__ __forceinline__ void take_turn() const {
-    named_barrier(TURN_BARRIER + group, 2 * GROUP_THREADS);
+    if (TURNS) named_barrier(TURN_BARRIER + group, 2 * GROUP_THREADS);
   }
   __device__ __forceinline__ void pass_turn() const {
-    named_barrier_arrive(TURN_BARRIER + (group + 1) % GROUPS, 2 * GROUP_THREADS);
+    if (TURNS) named_barrier_arrive(TURN_BARRIER + (group + 1) % GROUPS, 2 * GROUP_THREADS);
   }
 
   __device__ __forceinline__ void release_keys() {
@@ -401,7 +425,7 @@ struct Consumer {
   // group's first query.
   __device__ __forceinline__ void attend(float (&out)[WIDTH / 2], Softmax& softmax, const Task& task,
                                          int first, int begin, int end) {
-    const unsigned q = memory.q(group);
+    const unsigned q = memory.q(q_tile());
     float s[KEYS / 2], shrink[2];
     unsigned p[KEYS / 16][4];
     const bool has_turn = BAND && begin > task.first_key_tile;  // of the block's tiles all but the first
@@ -447,7 +471,7 @@ struct Consumer {
       round_weights(p, s);
     }
     // All products that read q are complete.
-    if (!OUT_IN_Q && is_first_lane()) memory.queries().release(group);
+    if (!OUT_IN_Q && is_first_lane()) memory.queries().release(q_tile());
     memory.values().wait_full(v_ring);
     wgmma_fence();
     multiply_values(out, p, memory.v(v_ring.stage));
@@ -508,7 +532,7 @@ struct Consumer {
     }
     if (OUT_IN_Q) {
       named_barrier(GROUP_BARRIER + group, GROUP_THREADS);
-      if (is_first_lane()) memory.queries().release(group);
+      if (is_first_lane()) memory.queries().release(q_tile());
     }
   }
 
@@ -526,7 +550,7 @@ struct Consumer {
       Softmax softmax;
       if (BAND) skip(task, task.first_key_tile, begin);
       if (begin < end) attend(out, softmax, task, first, begin, end);
-      else if (!OUT_IN_Q && is_first_lane()) memory.queries().release(group);
+      else if (!OUT_IN_Q && is_first_lane()) memory.queries().release(q_tile());
       skip(task, end, task.key_tiles);
       store(out, softmax, task, first);
     }
