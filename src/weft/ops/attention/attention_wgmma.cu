@@ -18,6 +18,9 @@
 // factor as it is stored (MN-major). Bytes: q read and out written once; k and v once by each block, mostly
 // from the L2.
 //
+// With NARROW_END a group whose queries see at most half of their last tile of keys computes that half alone:
+// with a causal mask every other group of 64 queries.
+//
 // BAND compiles a causal mask with a window or at the bottom right: a query sees a band of keys (mask.py),
 // tiles of keys before the band are skipped like those behind it, and a query may see no key. SOFTCAP
 // replaces scores by tanh(cap_scale s) before the mask. Sources: FlashAttention-3 (arXiv:2407.08608),
@@ -38,6 +41,7 @@
 #define STAGES 2
 #define TURNS 1
 #define KEYS_FIRST 0
+#define NARROW_END 0
 #define BAND 0
 #define SOFTCAP 0
 #endif
@@ -54,6 +58,7 @@ constexpr int WIDTH = HEAD > 192 ? 256 : HEAD > 128 ? 192 : HEAD > 96 ? 128 : HE
                       : HEAD > 64 ? 80 : 64;
 constexpr int ROWS = 64, BLOCK_ROWS = ROWS * GROUPS;  // queries of a group and of a block
 constexpr int THREADS = GROUP_THREADS * (1 + GROUPS);
+constexpr int NARROW_KEYS = KEYS / 32 * 16;  // half a tile of keys, in whole steps of a product
 constexpr int ROW_BOX = ROWS * 128, KEY_BOX = KEYS * 128;             // bytes of a box
 constexpr int ROW_TILE = BOXES * ROW_BOX, KEY_TILE = BOXES * KEY_BOX;  // bytes of a tile
 // Shared memory: slots of q of each group, out of each group (with OUT_IN_Q in the place of its q), k, v,
@@ -67,18 +72,18 @@ constexpr int TAIL_AT = TASKS_AT + QUERY_TILES * 8, SHARED_BYTES = TAIL_AT + 8;
 constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 40, CONSUMER_REGISTERS = GROUPS == 3 ? 160 : 232;
 static_assert(GROUPS >= 2 && GROUPS <= 3, "the registers are divided for two or three groups");
 static_assert(QUERY_SLOTS == 1 || (QUERY_SLOTS == 2 && !OUT_IN_Q), "outputs are staged in a single slot");
+static_assert(!NARROW_END || !OUT_IN_Q, "queries in the place of outputs are released after the outputs");
 static_assert(STAGES >= 2, "the next tile of keys is loaded while one is read");
 static_assert(KEYS % 16 == 0 && SHARED_BYTES <= 227 << 10, "too much shared memory");
 
 constexpr int TURN_BARRIER = 1, GROUP_BARRIER = 1 + GROUPS;  // named barriers, one of each for a group
-// The reference of a row's exponentials may lag behind its maximum by this power of 2 before the sums are
-// rescaled. Weights up to 2^8 fit float16 and round like those below 1. After the first tile a rescale is
-// rare.
-constexpr float LAG = 8.0f, LN2 = 0.6931471805599453f;
+constexpr float LN2 = 0.6931471805599453f;
 // A macro, since NVRTC has no <limits> and a constexpr float cannot be made from bits.
 #define INFINITE __int_as_float(0x7f800000)
 
 }  // namespace
+
+#include "attention_wgmma_softmax.cuh"
 
 // attention_wgmma.py declares the same fields in the same order.
 struct alignas(64) WgmmaAttentionArgs {
@@ -266,98 +271,26 @@ struct Producer {
 
 // ---- Consumers
 
-// Online softmax of a thread's two rows. A thread's total covers its own columns only.
-struct Softmax {
-  float top[2] = {-INFINITE, -INFINITE}, total[2] = {0.0f, 0.0f};
-
-  // Replaces scores by weights 2^(scale s - top), after raising top to the scores' maximum if it lags too
-  // far. Returns true if a row of the warp was raised: the sums of its outputs are to be multiplied by
-  // `shrink`. Without BAND every query sees the first key, so that no top is -inf after the first tile.
-  __device__ __forceinline__ bool weigh(float (&s)[KEYS / 2], float scale, float (&shrink)[2]) {
-    float most[2] = {s[0], s[2]};
-#pragma unroll
-    for (int i = 0; i < KEYS / 2; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], s[i]);
-    bool raised = false;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      // Lanes 4 l to 4 l + 3 share a row.
-      most[h] = fmaxf(most[h], __shfl_xor_sync(0xffffffff, most[h], 1));
-      most[h] = fmaxf(most[h], __shfl_xor_sync(0xffffffff, most[h], 2)) * scale;
-      shrink[h] = 1.0f;
-      if (most[h] > top[h] + LAG) {
-        // At the first tile top is -inf and shrink is 0. A NaN score fails the comparison, and reaches the
-        // total below.
-        shrink[h] = power_of_2(top[h] - most[h]);
-        top[h] = most[h];
-        total[h] *= shrink[h];
-        raised = true;
-      }
-    }
-    // A row that has seen no key yet has weights of 0: -inf - -inf would be NaN.
-    float pivot[2] = {top[0], top[1]};
-#pragma unroll
-    for (int h = 0; BAND && h < 2; ++h)
-      if (top[h] == -INFINITE) pivot[h] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < KEYS / 2; ++i) {
-      s[i] = power_of_2(fmaf(s[i], scale, -pivot[i / 2 % 2]));
-      total[i / 2 % 2] += s[i];
-    }
-    return __any_sync(0xffffffff, raised);
-  }
-
-  // Adds the totals of the four lanes that share a row; 1 for a row that has seen no key.
-  __device__ __forceinline__ float divisor(int h) const {
-    float sum = total[h];
-    sum += __shfl_xor_sync(0xffffffff, sum, 1);
-    sum += __shfl_xor_sync(0xffffffff, sum, 2);
-    return sum == 0.0f ? 1.0f : sum;
-  }
-};
-
-// Sets scores of hidden keys to -inf: those from `left[h]` on, counted from the thread's first column, and
-// with BAND those before the last `window` of them.
-__device__ __forceinline__ void mask(float (&s)[KEYS / 2], const int (&left)[2], const int (&begin)[2]) {
-#pragma unroll
-  for (int i = 0; i < KEYS / 2; ++i) {
-    const int column = accumulator_column(0, i), h = i / 2 % 2;
-    if (column >= left[h] || (BAND && column < begin[h])) s[i] = -INFINITE;
-  }
-}
-
-// Replaces scores by the tangents of their capped logits: tanh(x) = 1 - 2 / (2^(2 log2(e) x) + 1), with an
-// absolute error of 2^-22, where tanh.approx has 2^-11 of its result. A score of +inf gives 1, one of -inf
-// -1.
-__device__ __forceinline__ void cap(float (&s)[KEYS / 2], float cap_scale) {
-#pragma unroll
-  for (int i = 0; SOFTCAP && i < KEYS / 2; ++i)
-    s[i] = fmaf(-2.0f, reciprocal(power_of_2(s[i] * cap_scale) + 1.0f), 1.0f);
-}
-
-// Rounds weights to the registers of a first factor.
-__device__ __forceinline__ void round_weights(unsigned (&p)[KEYS / 16][4], const float (&s)[KEYS / 2]) {
-#pragma unroll
-  for (int i = 0; i < KEYS / 4; ++i) p[i / 4][i % 4] = rounded_pair<T>(s[2 * i], s[2 * i + 1]);
-}
-
-// Issues s = q k^T.
-__device__ __forceinline__ void multiply_keys(float (&s)[KEYS / 2], unsigned q, unsigned k) {
+// Issues s = q k^T for the first 2 COUNT keys of a tile.
+template <int COUNT>
+__device__ __forceinline__ void multiply_keys(float (&s)[COUNT], unsigned q, unsigned k) {
   const unsigned long long rows = descriptor<K_MAJOR>(q), columns = descriptor<K_MAJOR>(k);
 #pragma unroll
   for (int step = 0; step < D_STEPS; ++step) {
     const int box = step / 4, in_box = step % 4 * K_STEP_BYTES<K_MAJOR>;
-    Wgmma<T, K_MAJOR, K_MAJOR, KEYS>::run(s, advance(rows, box * ROW_BOX + in_box),
+    Wgmma<T, K_MAJOR, K_MAJOR, 2 * COUNT>::run(s, advance(rows, box * ROW_BOX + in_box),
                                           advance(columns, box * KEY_BOX + in_box), step > 0);
   }
   wgmma_commit();
 }
 
-// Issues out += p v.
-__device__ __forceinline__ void multiply_values(float (&out)[WIDTH / 2], const unsigned (&p)[KEYS / 16][4],
+// Issues out += p v for the first 16 STEPS keys of a tile.
+template <int STEPS>
+__device__ __forceinline__ void multiply_values(float (&out)[WIDTH / 2], const unsigned (&p)[STEPS][4],
                                                 unsigned v) {
   const unsigned long long rows = descriptor<MN_MAJOR, KEY_BOX>(v);
 #pragma unroll
-  for (int step = 0; step < KEYS / 16; ++step)
+  for (int step = 0; step < STEPS; ++step)
     WgmmaFromRegisters<T, MN_MAJOR, WIDTH>::run(out, p[step],
                                                 advance(rows, step * K_STEP_BYTES<MN_MAJOR>), 1);
   wgmma_commit();
@@ -406,7 +339,8 @@ struct Consumer {
   }
 
   // Masks the scores of tile j where one of the group's queries, from `first` on, does not see all its keys.
-  __device__ __forceinline__ void mask_tile(float (&s)[KEYS / 2], const Task& task, int first, int j) const {
+  template <int COUNT>
+  __device__ __forceinline__ void mask_tile(float (&s)[COUNT], const Task& task, int first, int j) const {
     const int position = first + shift(args, task.keys);  // of the group's first query
     const bool is_cut = BAND && j * KEYS < position + ROWS - args.window;
     if (!is_cut && (j + 1) * KEYS <= (args.causal ? min(task.keys, position + 1) : task.keys)) return;
@@ -421,6 +355,55 @@ struct Consumer {
     mask(s, left, begin);
   }
 
+  // True if the group's queries see at most half of the keys of tile `j`, their last.
+  __device__ __forceinline__ bool is_narrow(const Task& task, int first, int j) const {
+    const int behind = first + ROWS + shift(args, task.keys);  // of the last query's keys
+    return (args.causal ? min(task.keys, behind) : task.keys) <= j * KEYS + NARROW_KEYS;
+  }
+
+  // Does what attend() does for the group's last tile `j` of keys, of which only half is computed. FOLLOWS:
+  // `p` has weights of the tile before it.
+  template <bool FOLLOWS>
+  __device__ __forceinline__ void attend_narrow(float (&out)[WIDTH / 2], Softmax& softmax,
+                                                unsigned (&p)[KEYS / 16][4], const Task& task, int first,
+                                                int j) {
+    float s[NARROW_KEYS / 2], shrink[2];
+    unsigned narrow[NARROW_KEYS / 16][4];
+    const bool has_turn = FOLLOWS || (BAND && j > task.first_key_tile);
+    memory.keys().wait_full(k_ring);
+    if (has_turn) take_turn();
+    wgmma_fence();
+    multiply_keys(s, memory.q(q_tile()), memory.k(k_ring.stage));
+    if constexpr (FOLLOWS) {
+      memory.values().wait_full(v_ring);
+      wgmma_fence();
+      multiply_values(out, p, memory.v(v_ring.stage));
+    }
+    if (has_turn) pass_turn();
+    wgmma_wait<FOLLOWS ? 1 : 0>();
+    pin_registers(s);
+    release_keys();
+    if (is_first_lane()) memory.queries().release(q_tile());  // the group's last product with q is complete
+    cap(s, args.cap_scale);
+    mask_tile(s, task, first, j);
+    // As in the loop of attend(): the wait stands in both branches.
+    if (softmax.weigh(s, args.scale_log2, shrink) && FOLLOWS) {
+      wgmma_wait<0>(), pin_registers(out);
+#pragma unroll
+      for (int n = 0; n < WIDTH / 2; ++n) out[n] *= shrink[n / 2 % 2];
+    }
+    if constexpr (FOLLOWS) {
+      pin_registers(s);  // else half of the powers come behind the wait
+      wgmma_wait<0>(), pin_registers(out), pin_registers(p);
+      release_values();
+    }
+    round_weights(narrow, s);
+    memory.values().wait_full(v_ring), wgmma_fence();
+    multiply_values(out, narrow, memory.v(v_ring.stage));
+    wgmma_wait<0>(), pin_registers(out), pin_registers(narrow);
+    release_values();
+  }
+
   // Adds the outputs of the tiles of keys `begin` to `end` - 1, not yet divided by the totals. `first` is the
   // group's first query.
   __device__ __forceinline__ void attend(float (&out)[WIDTH / 2], Softmax& softmax, const Task& task,
@@ -428,6 +411,9 @@ struct Consumer {
     const unsigned q = memory.q(q_tile());
     float s[KEYS / 2], shrink[2];
     unsigned p[KEYS / 16][4];
+    const bool has_narrow_end = NARROW_END && is_narrow(task, first, end - 1);
+    if constexpr (NARROW_END)
+      if (has_narrow_end && begin == --end) return attend_narrow<false>(out, softmax, p, task, first, end);
     const bool has_turn = BAND && begin > task.first_key_tile;  // of the block's tiles all but the first
     memory.keys().wait_full(k_ring);
     if (has_turn) take_turn();
@@ -470,6 +456,8 @@ struct Consumer {
       release_values();
       round_weights(p, s);
     }
+    if constexpr (NARROW_END)
+      if (has_narrow_end) return attend_narrow<true>(out, softmax, p, task, first, end);
     // All products that read q are complete.
     if (!OUT_IN_Q && is_first_lane()) memory.queries().release(q_tile());
     memory.values().wait_full(v_ring);

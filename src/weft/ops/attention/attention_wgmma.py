@@ -70,7 +70,8 @@ class Config:
 
     ``stages`` tiles of keys, and as many of values, are in shared memory. With two ``query_slots`` the next
     tile of queries and its first keys are loaded before the groups have finished this one. With
-    ``keys_first`` the first keys of a tile are loaded before its queries. Without ``turns``
+    ``keys_first`` the first keys of a tile are loaded before its queries. With a ``narrow_end`` a group that
+    sees at most half of its last tile of keys computes that half alone. Without ``turns``
     groups issue their products as they come. With a ``static_order`` a block takes every n-th of the n
     blocks' tiles, and needs no counter in global memory. The bits of the results depend on ``keys`` alone.
     """
@@ -82,6 +83,7 @@ class Config:
     stages: int = 2
     turns: bool = True
     keys_first: bool = False
+    narrow_end: bool = False
     static_order: bool = False
 
     @property
@@ -100,6 +102,7 @@ class Config:
             f"-slots{self.query_slots}": self.query_slots > 1,
             f"-stages{self.stages}": self.stages > 2,
             "-keysfirst": self.keys_first,
+            "-narrow": self.narrow_end,
             "-free": not self.turns,
             "-static": self.static_order,
         }
@@ -114,19 +117,21 @@ class Config:
 
 
 # By the largest head size: the configurations that were considered, those of `choose` first. Those with two
-# slots, three stages or the keys first have no measurements yet.
+# slots, three stages, the keys first or a narrow end have no measurements yet.
 CANDIDATES = {
     64: (
         Config(keys=128, groups=3),
         Config(keys=128, groups=2),
         Config(keys=112, groups=2),
         Config(keys=96, groups=3),
-        Config(keys=128, groups=3, query_slots=2),
+        Config(keys=128, groups=3, keys_first=True),
         Config(keys=128, groups=3, query_slots=2, stages=3),
         Config(keys=128, groups=3, query_slots=2, stages=3, turns=False),
-        Config(keys=128, groups=3, query_slots=2, stages=3, static_order=True),
-        Config(keys=128, groups=3, keys_first=True),
+        Config(keys=128, groups=3, query_slots=2, stages=3, narrow_end=True),
+        Config(keys=128, groups=3, query_slots=2, stages=3, narrow_end=True, turns=False),
+        Config(keys=128, groups=3, query_slots=2, stages=3, narrow_end=True, static_order=True),
         Config(keys=128, groups=2, query_slots=2, stages=3),
+        Config(keys=128, groups=2, query_slots=2, stages=3, narrow_end=True),
         Config(keys=112, groups=2, query_slots=2, stages=3),
     ),
     128: (
@@ -135,6 +140,7 @@ CANDIDATES = {
         Config(keys=176, groups=2, out_in_q=True),
         Config(keys=128, groups=2, query_slots=2),
         Config(keys=128, groups=2, query_slots=2, turns=False),
+        Config(keys=128, groups=2, query_slots=2, narrow_end=True),
         Config(keys=128, groups=2, keys_first=True),
         Config(keys=160, groups=2, keys_first=True),
         Config(keys=176, groups=2, out_in_q=True, keys_first=True),
@@ -228,6 +234,7 @@ def source(dtype: torch.dtype, d: int, config: Config, variant: Variant = PLAIN)
         "STAGES": config.stages,
         "TURNS": int(config.turns),
         "KEYS_FIRST": int(config.keys_first),
+        "NARROW_END": int(config.narrow_end),
         **variant.defines,
     }
     return CudaSource(
