@@ -72,8 +72,7 @@ class Config:
     tile of queries and its first keys are loaded before the groups have finished this one. With
     ``keys_first`` the first keys of a tile are loaded before its queries. With a ``narrow_end`` a group that
     sees at most half of its last tile of keys computes that half alone. Without ``turns``
-    groups issue their products as they come. With a ``static_order`` a block takes every n-th of the n
-    blocks' tiles, and needs no counter in global memory. The bits of the results depend on ``keys`` alone.
+    groups issue their products as they come. The bits of the results depend on ``keys`` alone.
     """
 
     keys: int
@@ -84,7 +83,6 @@ class Config:
     turns: bool = True
     keys_first: bool = False
     narrow_end: bool = False
-    static_order: bool = False
 
     @property
     def threads(self) -> int:
@@ -104,7 +102,6 @@ class Config:
             "-keysfirst": self.keys_first,
             "-narrow": self.narrow_end,
             "-free": not self.turns,
-            "-static": self.static_order,
         }
         return f"{self.rows}x{self.keys}" + "".join(part for part, is_set in parts.items() if is_set)
 
@@ -129,7 +126,7 @@ CANDIDATES = {
         Config(keys=128, groups=3, query_slots=2, stages=3, turns=False),
         Config(keys=128, groups=3, query_slots=2, stages=3, narrow_end=True),
         Config(keys=128, groups=3, query_slots=2, stages=3, narrow_end=True, turns=False),
-        Config(keys=128, groups=3, query_slots=2, stages=3, narrow_end=True, static_order=True),
+        Config(keys=128, groups=3, query_slots=2, stages=2, narrow_end=True),
         Config(keys=128, groups=2, query_slots=2, stages=3),
         Config(keys=128, groups=2, query_slots=2, stages=3, narrow_end=True),
         Config(keys=112, groups=2, query_slots=2, stages=3),
@@ -314,7 +311,7 @@ def forward_with(
     tiles = b * h * row_tiles
     blocks = min(num_sms(q.device), tiles)
     # Where tiles have different numbers of keys, blocks take the next one as they need it.
-    is_uneven = (options.causal or lengths is not None) and tiles > blocks and not config.static_order
+    is_uneven = (options.causal or lengths is not None) and tiles > blocks
     counter = torch.zeros(1, dtype=torch.int32, device=q.device) if is_uneven else None
     group = h // kv_heads
     kv_heads_at_once = max(1, SECTION_BYTES // (2 * tk * d * q.element_size()))
