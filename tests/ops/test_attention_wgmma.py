@@ -13,6 +13,35 @@ import pytest
 import torch
 
 from helpers import warp_emulator
+from helpers.attention_wgmma_faults import (
+    AHEAD,
+    BF16,
+    CAPPED,
+    FAR_AHEAD,
+    FAULTS,
+    FEW_KEYS,
+    FREE,
+    IN_Q,
+    KEYS_FIRST,
+    LATE,
+    LATE_MASK,
+    MANY,
+    NARROW,
+    NARROW_CAUSAL,
+    NARROW_END,
+    NARROW_OFTEN,
+    NO_KEYS,
+    POINTS,
+    RIGHT,
+    SEVERAL,
+    SLOTS,
+    SMALL,
+    THREE,
+    TWO,
+    WINDOW,
+    Point,
+    is_new,
+)
 from helpers.paths import SRC, TESTS
 from helpers.warp_emulator import EmulatorError
 from weft.backends import disassemble
@@ -27,197 +56,7 @@ from weft.ops.attention.spec import AttentionOptions, reference
 EMULATOR = TESTS / "helpers" / "hopper_emulator.hpp"
 LIBRARY = SRC / "weft/ops/_common/hopper"
 KERNEL = SRC / "weft/ops/attention/attention_wgmma.cu"
-BF16, FP16 = torch.bfloat16, torch.float16
-THREE, TWO = attention_wgmma.candidates(64)[:2]
-CAUSAL, FULL, SHARED = attention_wgmma.candidates(128)
-SMALL = Config(keys=80, groups=2)
-SMALL_SHARED = Config(keys=80, groups=2, out_in_q=True)
-(WIDE,) = attention_wgmma.candidates(256)
-(MIDDLE,) = attention_wgmma.candidates(192)
-LATE_MASK = {"causal": True, "alignment": BOTTOM_RIGHT}
-# dtype, (B, H, Tq, D), (Hkv, Tk), key lengths, options, configuration.
-Point = tuple[torch.dtype, tuple[int, int, int, int], tuple[int, int], Any, dict[str, Any], Config]
-POINTS: list[Point] = [
-    (BF16, (1, 2, 200, 64), (2, 200), None, {"causal": True}, THREE),
-    (FP16, (1, 2, 130, 64), (1, 333), None, {}, TWO),
-    (BF16, (3, 1, 20, 64), (1, 300), [0, 400, 130], {"scale": 0.125}, TWO),
-    (BF16, (2, 2, 150, 40), (1, 290), [290, 33], {"causal": True}, THREE),
-    (FP16, (1, 3, 70, 8), (3, 19), None, {"causal": True}, THREE),
-    (BF16, (1, 2, 129, 80), (2, 200), None, {"causal": True}, CAUSAL),
-    (BF16, (1, 2, 70, 128), (2, 330), None, {}, FULL),
-    (FP16, (1, 4, 140, 128), (2, 150), None, {"causal": True}, CAUSAL),
-    (BF16, (2, 1, 130, 96), (1, 370), [177, 352], {}, SHARED),
-    (FP16, (1, 1, 150, 72), (1, 40), None, {"causal": True}, SMALL),
-    (BF16, (1, 1, 70, 192), (1, 130), None, {"causal": True}, MIDDLE),
-    (BF16, (2, 1, 33, 256), (1, 170), [100, 161], {}, WIDE),
-    (BF16, (1, 2, 200, 40), (1, 300), None, {"causal": True, "window": 70}, THREE),
-    (FP16, (1, 1, 330, 8), (1, 200), None, {"causal": True, "window": 33}, SMALL),
-    (BF16, (1, 2, 150, 72), (2, 410), None, {**LATE_MASK, "window": 100}, SMALL_SHARED),
-    (BF16, (3, 1, 170, 64), (1, 300), [0, 300, 130], {**LATE_MASK, "window": 1}, TWO),
-    (FP16, (1, 1, 200, 128), (1, 90), None, LATE_MASK, CAUSAL),  # the first queries see no key
-    (BF16, (1, 2, 130, 64), (1, 333), None, {"softcap": 3.0}, TWO),
-    (FP16, (1, 1, 140, 80), (1, 150), None, {"causal": True, "softcap": 1.0}, CAUSAL),
-    (BF16, (2, 1, 150, 8), (1, 370), [177, 352], {**LATE_MASK, "window": 150, "softcap": 2.0}, THREE),
-]
-# A block computes several tiles of queries, each over several tiles of keys; heads share keys, and the last
-# tile of keys ends with NaN. The second: groups that see different numbers of tiles of keys.
-SEVERAL: Point = (BF16, (2, 2, 150, 72), (1, 250), [105, 250], {"causal": True}, SMALL)
-LONG: Point = (BF16, (1, 2, 70, 8), (1, 560), None, {}, SMALL)
-LATE: Point = (BF16, (1, 1, 330, 8), (1, 330), None, {"causal": True}, Config(keys=80, groups=3))
-FEW_KEYS: Point = (BF16, (2, 4, 150, 8), (4, 40), None, {}, SMALL)
-# The second group's window begins some tiles of keys behind the first group's.
-WINDOW: Point = (BF16, (1, 1, 330, 8), (1, 330), None, {"causal": True, "window": 20}, SMALL)
-# Several tasks for each block, in which the second group skips a tile.
-MANY: Point = (BF16, (1, 1, 1000, 8), (1, 1000), None, {"causal": True, "window": 100}, SMALL)
-RIGHT: Point = (BF16, (1, 1, 150, 8), (1, 290), [257], {**LATE_MASK, "window": 90}, SMALL)
-NO_KEYS: Point = (BF16, (1, 1, 200, 8), (1, 90), None, LATE_MASK, SMALL)
-CAPPED: Point = (BF16, (1, 1, 70, 8), (1, 200), None, {"softcap": 1.5}, SMALL)
-IN_Q: Point = (BF16, (1, 3, 200, 72), (1, 200), None, {}, SMALL_SHARED)
-# name: the call, the text that is replaced, and by what; some have two replacements
-FAULTS: dict[str, tuple[Any, ...]] = {
-    "no proxy fence before the outputs are stored": (
-        SEVERAL,
-        "    fence_async_proxy();\n    named_barrier(",
-        "    named_barrier(",
-    ),
-    "no proxy fence behind the zeros of a tail": (
-        SEVERAL,
-        "      fence_async_proxy();\n      __syncwarp();\n",
-        "      __syncwarp();\n",
-    ),
-    "values past a length are not cleared": (SEVERAL, "store_zeros(to + box * KEY_BOX + chunk * 16);", ";"),
-    "a tail is cleared before its values have come": (
-        SEVERAL,
-        "      wait(memory.tail(), tail_parity);\n",
-        "",
-    ),
-    "the tail's parity stays": (SEVERAL, "      tail_parity ^= 1;\n", ""),
-    "values are released while a product reads them": (
-        LONG,
-        "      wgmma_wait<1>();  // the scores",
-        "      release_values();\n      wgmma_wait<1>();  // the scores",
-        "      pin_registers(p);\n      release_values();\n",
-        "      pin_registers(p);\n",
-    ),
-    "keys are released while a product reads them": (
-        LONG,
-        "      wgmma_wait<1>();  // the scores; the values' product runs on\n      pin_registers(s);\n"
-        "      release_keys();\n",
-        "      release_keys();\n      wgmma_wait<1>();\n",
-    ),
-    "queries are released while products read them": (
-        SEVERAL,
-        "    release_keys();\n    cap(s, args.cap_scale);\n    mask_tile(s, task, first, begin);\n",
-        "    release_keys();\n    if (is_first_lane()) memory.queries().release(group);\n"
-        "    mask_tile(s, task, first, begin);\n",
-    ),
-    "a consumer waits for the wrong phase of the queries": (
-        SEVERAL,
-        "memory.queries().wait_full({group, q_parity});",
-        "memory.queries().wait_full({group, q_parity ^ 1});",
-    ),
-    "scores are used before a wait": (
-        SEVERAL,
-        "      wgmma_wait<1>();  // the scores; the values' product runs on\n",
-        "",
-    ),
-    "outputs are used before a wait": (
-        SEVERAL,
-        "    multiply_values(out, p, memory.v(v_ring.stage));\n    wgmma_wait<0>();\n",
-        "    multiply_values(out, p, memory.v(v_ring.stage));\n",
-    ),
-    "weights are overwritten while a product reads them": (
-        SEVERAL,
-        "      if (softmax.weigh(s, args.scale_log2, shrink)) {\n",
-        "      const bool raised = softmax.weigh(s, args.scale_log2, shrink);\n"
-        "      round_weights(p, s);\n      if (raised) {\n",
-    ),
-    "no fence before the values' product": (
-        FEW_KEYS,
-        "    memory.values().wait_full(v_ring);\n    wgmma_fence();\n    multiply_values(",
-        "    memory.values().wait_full(v_ring);\n    multiply_values(",
-    ),
-    "the mask shows one key too many": (SEVERAL, "min(task.keys, row + 1)", "min(task.keys, row + 2)"),
-    "a tile that needs a mask gets none": (
-        SEVERAL,
-        "(args.causal ? min(task.keys, position + 1) : task.keys)) return;",
-        "(args.causal ? min(task.keys, position + ROWS) : task.keys)) return;",
-    ),
-    "outputs are not rescaled": (
-        IN_Q,
-        "for (int i = 0; i < WIDTH / 2; ++i) out[i] *= shrink[i / 2 % 2];",
-        ";",
-    ),
-    "totals are not rescaled": (IN_Q, "        total[h] *= shrink[h];\n", ""),
-    "a group does not wait for its turn": (SEVERAL, "      take_turn();\n", ""),
-    "a group does not pass its turn on": (SEVERAL, "      pass_turn();\n", ""),
-    "nobody has the first turn": (SEVERAL, "    if (group == GROUPS - 1) pass_turn();", "    //"),
-    "a skipped tile is freed before it is full": (
-        LATE,
-        "      memory.values().wait_full(v_ring);  // else",
-        "      // else",
-    ),
-    "skipped tiles are not freed": (LATE, "      skip(task, end, task.key_tiles);\n", ""),
-    "the next queries do not wait for the last ones' products": (
-        FEW_KEYS,
-        "      wait(memory.queries().empty(group), q_parity ^ 1);\n",
-        "",
-    ),
-    "outputs are overwritten while they are stored": (
-        FEW_KEYS,
-        "    if (!OUT_IN_Q && is_storer()) tma_wait_read<0>();\n",
-        "",
-    ),
-    "queries come while outputs are stored from there": (
-        IN_Q,
-        "      if (OUT_IN_Q) tma_wait_read<0>();\n",
-        "",
-    ),
-    "the block ends before its stores": (FEW_KEYS, "    if (is_storer()) tma_wait<0>();", "    //"),
-    "a descriptor with the wrong distance of blocks": (
-        SEVERAL,
-        "descriptor<MN_MAJOR, KEY_BOX>",
-        "descriptor<MN_MAJOR>",
-    ),
-    "the window shows one key too many": (WINDOW, "row + 1 - args.window", "row - args.window"),
-    "a tile at the window's edge gets no mask": (
-        WINDOW,
-        "BAND && j * KEYS < position + ROWS",
-        "false && j < ROWS",
-    ),
-    "tiles before a group's window are not freed": (
-        WINDOW,
-        "      if (BAND) skip(task, task.first_key_tile, begin);\n",
-        "",
-    ),
-    "a group begins behind its window's first tile": (
-        RIGHT,
-        "- args.window + 1, 0) / KEYS : 0;",
-        "- args.window + 1 + KEYS, 0) / KEYS : 0;",
-    ),
-    "the first tile of a group has no turn": (
-        MANY,
-        "const bool has_turn = BAND && begin",
-        "const bool has_turn = false && begin",
-    ),
-    "the bottom right is that of all keys, not of the length": (
-        RIGHT,
-        "args.bottom_right ? keys - args.tq : 0",
-        "args.bottom_right ? args.tk - args.tq : 0",
-    ),
-    "a row that has seen no key subtracts -inf": (WINDOW, "if (top[h] == -INFINITE) pivot[h] = 0.0f;", ";"),
-    "scores are not capped": (
-        CAPPED,
-        "    s[i] = fmaf(-2.0f, reciprocal(power_of_2(s[i] * cap_scale) + 1.0f), 1.0f);",
-        "    s[i] *= cap_scale;",
-    ),
-    "the cap comes after the mask": (
-        (BF16, (1, 1, 70, 8), (1, 70), None, {"causal": True, "softcap": 1.5}, SMALL),
-        "    cap(s, args.cap_scale);\n    mask_tile(s, task, first, begin);\n",
-        "    mask_tile(s, task, first, begin);\n    cap(s, args.cap_scale);\n",
-    ),
-    "heads take the keys of the wrong group": (FEW_KEYS, "j * KEYS, task.head / args.group", "j * KEYS, 0"),
-}
+SOFTMAX = KERNEL.with_name("attention_wgmma_softmax.cuh")
 # Bounds relative to an output's largest value and to its root mean square, in eps of the dtype: those of
 # test_attention_cuda.py.
 LARGEST, MEAN = 1.0, 0.6
@@ -300,12 +139,13 @@ def test_a_planted_fault_is_seen(
     fault: str, emulated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy of the kernel with one fault gives a wrong result or breaks the emulator's rules."""
-    point, *texts = FAULTS[fault]
-    text = KERNEL.read_text()
-    for old, new in zip(texts[::2], texts[1::2], strict=True):
-        assert text.count(old) == 1, "the text of the fault is not in the file once"
-        text = text.replace(old, new)
-    (tmp_path / KERNEL.name).write_text(text)
+    point, *replacements = FAULTS[fault]
+    texts = {file.name: file.read_text() for file in (KERNEL, SOFTMAX)}
+    for old, new in zip(replacements[::2], replacements[1::2], strict=True):
+        assert sum(text.count(old) for text in texts.values()) == 1, "not in the files once"
+        texts = {name: text.replace(old, new) for name, text in texts.items()}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
     real = attention_wgmma.source
     monkeypatch.setattr(attention_wgmma, "source", lambda *a: replace(real(*a), file=tmp_path / KERNEL.name))
     shares = []
@@ -323,8 +163,36 @@ def test_a_planted_fault_is_seen(
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "point",
-    [SEVERAL, LATE, FEW_KEYS, IN_Q, WINDOW, MANY, RIGHT, NO_KEYS, CAPPED],
-    ids=["several", "late", "few", "in-q", "window", "many", "right", "no-keys", "capped"],
+    [
+        SEVERAL,
+        LATE,
+        FEW_KEYS,
+        IN_Q,
+        WINDOW,
+        MANY,
+        RIGHT,
+        NO_KEYS,
+        CAPPED,
+        SLOTS,
+        NARROW_END,
+        NARROW_CAUSAL,
+        NARROW_OFTEN,
+    ],
+    ids=[
+        "several",
+        "late",
+        "few",
+        "in-q",
+        "window",
+        "many",
+        "right",
+        "no-keys",
+        "capped",
+        "slots",
+        "narrow",
+        "narrow-causal",
+        "narrow-often",
+    ],
 )
 def test_the_calls_of_the_planted_faults_are_right(point: Point, emulated: None) -> None:
     for seed in range(6):
@@ -343,6 +211,20 @@ def test_a_head_has_the_same_bits_whatever_is_beside_it(config: Config, emulated
         one = [x[b : b + 1, h : h + 1] for x in (q, k, v)]
         out_alone, lse_alone = attention_wgmma.forward_with(config, one[0], one[1], one[2], None, options)
         assert torch.equal(out_alone[0, 0], out[b, h]) and torch.equal(lse_alone[0, 0], lse[b, h])
+
+
+@needs_compiler
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("first", "config"),
+    [(SMALL, AHEAD), (SMALL, FAR_AHEAD), (SMALL, FREE), (SMALL, KEYS_FIRST), (TWO, NARROW)],
+    ids=lambda c: c.label,
+)
+def test_the_tile_of_keys_alone_decides_the_bits(first: Config, config: Config, emulated: None) -> None:
+    q, k, v = (torch.randn(2, 2, 450, 8).to(BF16) * 3 for _ in range(3))
+    for options in (AttentionOptions(causal=True), AttentionOptions(causal=True, window=130)):
+        results = [attention_wgmma.forward_with(c, q, k, v, None, options) for c in (first, config)]
+        assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
 
 
 # ---- Batch invariance: each call computes queries of the whole one again, beside others or alone.
@@ -451,20 +333,32 @@ def test_invariant_calls_name_their_limits() -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    "source", [s for s in attention_wgmma.aot_kernels() if "bfloat16" in s.label], ids=lambda s: s.label
+    "source",
+    [s for s in attention_wgmma.aot_kernels() if "bfloat16" in s.label]
+    + [
+        attention_wgmma.source(BF16, d, c)
+        for d in (64, 128)
+        for c in attention_wgmma.candidates(d)
+        if is_new(c)
+    ],
+    ids=lambda s: s.label,
 )
 def test_products_run_during_the_exponentials(source: CudaSource) -> None:
     """No register is spilled, no product is waited for alone, and the loop's last wait is behind its powers.
 
     The five waits: for the first scores; in the loop for the scores, and for the values in two branches; for
-    the last values.
+    the last values. Half a tile at the end has six more: two where it is the only one, four where it follows.
     """
     sass = disassemble.sass(source.compile("sm_90a"))
     assert not re.search(r"\b(STL|LDL)\b", sass)
-    assert sass.count("WARPGROUP.DEPBAR") == 5
-    _, loop = sass.split("WARPGROUP.DEPBAR.LE gsb0, 0x1")
-    keys = int(dict(source.defines)["KEYS"])
-    assert loop.partition("WARPGROUP.DEPBAR")[0].count("MUFU.EX2") >= keys // 2
+    defines = dict(source.defines)
+    keys, is_narrow = int(defines["KEYS"]), defines["NARROW_END"] == "1"
+    assert sass.count("WARPGROUP.DEPBAR") == (11 if is_narrow else 5)
+    _, *overlaps = sass.split("WARPGROUP.DEPBAR.LE gsb0, 0x1")
+    powers = sorted(part.partition("WARPGROUP.DEPBAR")[0].count("MUFU.EX2") for part in overlaps)
+    # The compiler moves a few of the keys / 4 powers of half a tile behind the wait.
+    least = [keys // 5, keys // 2] if is_narrow else [keys // 2]
+    assert all(count >= bound for count, bound in zip(powers, least, strict=True))
 
 
 def test_the_generated_shapes_are_current() -> None:
@@ -543,7 +437,12 @@ def test_the_forward_matches_the_reference_on_a_gpu(dtype: torch.dtype, d: int) 
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wgmma exists on compute capability 9.0 alone")
     for config in attention_wgmma.candidates(d):
+        # Each of their programs takes seconds to compile: they are compared at one dtype and two head sizes.
+        if is_new(config) and (dtype != BF16 or d not in (64, 128)):
+            continue
         for q, kv, lengths, options in GPU_POINTS:
+            if is_new(config) and "softcap" in options:
+                continue
             point = (dtype, (*q[:3], d), kv, lengths, options, config)
             shares = [errors(point, 0, "cuda"), errors(point, 0, "cuda")]
             assert max(shares[0]) <= 1.0, (q, kv, config.label)

@@ -10,10 +10,16 @@
 // out += p(j) v(j). Two overlaps keep the tensor cores at work during exponentials:
 //   in a group:      s(j + 1) and then p(j) v(j) are issued; p(j + 1) is computed while p(j) v(j) runs;
 //   between groups:  they issue their products in turns, so that one group's products run during the
-//                    exponentials of another.
+//                    exponentials of another. Without TURNS they issue them as they come.
+// With two QUERY_SLOTS the producer loads the next tile's queries and its first keys while the groups still
+// compute this one. With one slot it waits for the last group's products first; with KEYS_FIRST it has then
+// loaded the first keys already.
 // Weights are rounded to T and stay in registers, as the first factor of the second product. v is its second
 // factor as it is stored (MN-major). Bytes: q read and out written once; k and v once by each block, mostly
 // from the L2.
+//
+// With NARROW_END a group whose queries see at most half of their last tile of keys computes that half alone:
+// with a causal mask every other group of 64 queries.
 //
 // BAND compiles a causal mask with a window or at the bottom right: a query sees a band of keys (mask.py),
 // tiles of keys before the band are skipped like those behind it, and a query may see no key. SOFTCAP
@@ -31,6 +37,11 @@
 #define KEYS 128
 #define GROUPS 2
 #define OUT_IN_Q 0
+#define QUERY_SLOTS 1
+#define STAGES 2
+#define TURNS 1
+#define KEYS_FIRST 0
+#define NARROW_END 0
 #define BAND 0
 #define SOFTCAP 0
 #endif
@@ -46,28 +57,33 @@ constexpr int BOXES = (HEAD + 63) / 64, D_STEPS = (HEAD + 15) / 16;
 constexpr int WIDTH = HEAD > 192 ? 256 : HEAD > 128 ? 192 : HEAD > 96 ? 128 : HEAD > 80 ? 96
                       : HEAD > 64 ? 80 : 64;
 constexpr int ROWS = 64, BLOCK_ROWS = ROWS * GROUPS;  // queries of a group and of a block
-constexpr int STAGES = 2, THREADS = GROUP_THREADS * (1 + GROUPS);
+constexpr int THREADS = GROUP_THREADS * (1 + GROUPS);
+constexpr int NARROW_KEYS = KEYS / 32 * 16;  // half a tile of keys, in whole steps of a product
 constexpr int ROW_BOX = ROWS * 128, KEY_BOX = KEYS * 128;             // bytes of a box
 constexpr int ROW_TILE = BOXES * ROW_BOX, KEY_TILE = BOXES * KEY_BOX;  // bytes of a tile
-// Shared memory: q of each group, out of each group (with OUT_IN_Q in the place of its q), k, v, barriers.
-constexpr int OUT_AT = OUT_IN_Q ? 0 : GROUPS * ROW_TILE, K_AT = OUT_AT + GROUPS * ROW_TILE;
+// Shared memory: slots of q of each group, out of each group (with OUT_IN_Q in the place of its q), k, v,
+// barriers.
+constexpr int QUERY_TILES = GROUPS * QUERY_SLOTS;
+constexpr int OUT_AT = OUT_IN_Q ? 0 : QUERY_TILES * ROW_TILE, K_AT = OUT_AT + GROUPS * ROW_TILE;
 constexpr int V_AT = K_AT + STAGES * KEY_TILE, BARRIERS_AT = V_AT + STAGES * KEY_TILE;
-constexpr int TASKS_AT = BARRIERS_AT + Pipeline<GROUPS>::BYTES + 2 * Pipeline<STAGES>::BYTES;
-constexpr int TAIL_AT = TASKS_AT + GROUPS * 8, SHARED_BYTES = TAIL_AT + 8;
+constexpr int TASKS_AT = BARRIERS_AT + Pipeline<QUERY_TILES>::BYTES + 2 * Pipeline<STAGES>::BYTES;
+constexpr int TAIL_AT = TASKS_AT + QUERY_TILES * 8, SHARED_BYTES = TAIL_AT + 8;
 // Together 64,512 (two groups) and 65,536 (three) of an SM's 65,536 registers. The producer spills with 24.
 constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 40, CONSUMER_REGISTERS = GROUPS == 3 ? 160 : 232;
 static_assert(GROUPS >= 2 && GROUPS <= 3, "the registers are divided for two or three groups");
+static_assert(QUERY_SLOTS == 1 || (QUERY_SLOTS == 2 && !OUT_IN_Q), "outputs are staged in a single slot");
+static_assert(!NARROW_END || !OUT_IN_Q, "queries in the place of outputs are released after the outputs");
+static_assert(STAGES >= 2, "the next tile of keys is loaded while one is read");
 static_assert(KEYS % 16 == 0 && SHARED_BYTES <= 227 << 10, "too much shared memory");
 
 constexpr int TURN_BARRIER = 1, GROUP_BARRIER = 1 + GROUPS;  // named barriers, one of each for a group
-// The reference of a row's exponentials may lag behind its maximum by this power of 2 before the sums are
-// rescaled. Weights up to 2^8 fit float16 and round like those below 1. After the first tile a rescale is
-// rare.
-constexpr float LAG = 8.0f, LN2 = 0.6931471805599453f;
+constexpr float LN2 = 0.6931471805599453f;
 // A macro, since NVRTC has no <limits> and a constexpr float cannot be made from bits.
 #define INFINITE __int_as_float(0x7f800000)
 
 }  // namespace
+
+#include "attention_wgmma_softmax.cuh"
 
 // attention_wgmma.py declares the same fields in the same order.
 struct alignas(64) WgmmaAttentionArgs {
@@ -125,11 +141,17 @@ __device__ __forceinline__ Task task_at(const WgmmaAttentionArgs& args, int inde
   return task;
 }
 
+// The place of a group's slot among the block's tiles of queries.
+__device__ __forceinline__ int query_tile(int group, int slot) {
+  return QUERY_SLOTS == 1 ? group : slot * GROUPS + group;
+}
+
 // Addresses of a block's shared memory and its barriers.
 struct Memory {
   unsigned base;
 
-  __device__ __forceinline__ unsigned q(int group) const { return base + group * ROW_TILE; }
+  // `query_tile`: a group's slot of queries, see query_tile().
+  __device__ __forceinline__ unsigned q(int query_tile) const { return base + query_tile * ROW_TILE; }
   __device__ __forceinline__ unsigned out(int group) const { return base + OUT_AT + group * ROW_TILE; }
   __device__ __forceinline__ unsigned k(int stage) const { return base + K_AT + stage * KEY_TILE; }
   __device__ __forceinline__ unsigned v(int stage) const { return base + V_AT + stage * KEY_TILE; }
@@ -137,11 +159,11 @@ struct Memory {
   __device__ __forceinline__ Pipeline<STAGES> values() const {
     return {base + BARRIERS_AT + Pipeline<STAGES>::BYTES};
   }
-  // Each group has barriers of its own, stage `group`: for its q, and the number of the tile that it is of.
-  __device__ __forceinline__ Pipeline<GROUPS> queries() const {
+  // Each slot of each group has barriers of its own: for its q, and the number of the tile that it is of.
+  __device__ __forceinline__ Pipeline<QUERY_TILES> queries() const {
     return {base + BARRIERS_AT + 2 * Pipeline<STAGES>::BYTES};
   }
-  __device__ __forceinline__ unsigned task(int group) const { return base + TASKS_AT + group * 8; }
+  __device__ __forceinline__ unsigned task(int query_tile) const { return base + TASKS_AT + query_tile * 8; }
   __device__ __forceinline__ unsigned tail() const { return base + TAIL_AT; }
 };
 
@@ -162,22 +184,24 @@ struct Producer {
   Memory memory;
   bool issuer;
   RingPosition<STAGES> k_ring, v_ring;
-  unsigned q_parity = 0, tail_parity = 0;
+  RingPosition<QUERY_SLOTS> q_ring;
+  unsigned tail_parity = 0;
 
   // Gives each group its queries of tile `index`; -1: there are no more.
   __device__ __forceinline__ void load_queries(int index, const Task& task) {
     for (int group = 0; issuer && group < GROUPS; ++group) {
-      const unsigned full = memory.queries().full(group);
-      wait(memory.queries().empty(group), q_parity ^ 1);
-      store_word(memory.task(group), index);
+      const int tile = query_tile(group, q_ring.stage);
+      const unsigned full = memory.queries().full(tile);
+      wait(memory.queries().empty(tile), q_ring.parity ^ 1);
+      store_word(memory.task(tile), index);
       if (index < 0) {
         mbarrier_arrive(full);
       } else {
         mbarrier_arrive_expect(full, ROW_TILE);
-        load_tile<ROWS>(memory.q(group), &args.q, task.start + group * ROWS, task.head, task.batch, full);
+        load_tile<ROWS>(memory.q(tile), &args.q, task.start + group * ROWS, task.head, task.batch, full);
       }
     }
-    q_parity ^= 1;
+    q_ring.next();
   }
 
   // Blocks take tiles as they need them where the work of tiles differs, and else every gridDim.x-th.
@@ -232,10 +256,11 @@ struct Producer {
     const int count = args.row_tiles * args.heads * args.batches;
     for (int index = blockIdx.x; index < count;) {
       const Task task = task_at(args, index);
+      if (KEYS_FIRST && task.first_key_tile < task.key_tiles) load_keys(task, task.first_key_tile);
       load_queries(index, task);
       // In the order in which the consumers use them: k(0), k(1), v(0), k(2), v(1), ...
       for (int j = task.first_key_tile; j <= task.key_tiles; ++j) {
-        if (j < task.key_tiles) load_keys(task, j);
+        if (j < task.key_tiles && !(KEYS_FIRST && j == task.first_key_tile)) load_keys(task, j);
         if (j > task.first_key_tile) load_values(task, j - 1);
       }
       index = next_index(index);
@@ -246,98 +271,26 @@ struct Producer {
 
 // ---- Consumers
 
-// Online softmax of a thread's two rows. A thread's total covers its own columns only.
-struct Softmax {
-  float top[2] = {-INFINITE, -INFINITE}, total[2] = {0.0f, 0.0f};
-
-  // Replaces scores by weights 2^(scale s - top), after raising top to the scores' maximum if it lags too
-  // far. Returns true if a row of the warp was raised: the sums of its outputs are to be multiplied by
-  // `shrink`. Without BAND every query sees the first key, so that no top is -inf after the first tile.
-  __device__ __forceinline__ bool weigh(float (&s)[KEYS / 2], float scale, float (&shrink)[2]) {
-    float most[2] = {s[0], s[2]};
-#pragma unroll
-    for (int i = 0; i < KEYS / 2; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], s[i]);
-    bool raised = false;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      // Lanes 4 l to 4 l + 3 share a row.
-      most[h] = fmaxf(most[h], __shfl_xor_sync(0xffffffff, most[h], 1));
-      most[h] = fmaxf(most[h], __shfl_xor_sync(0xffffffff, most[h], 2)) * scale;
-      shrink[h] = 1.0f;
-      if (most[h] > top[h] + LAG) {
-        // At the first tile top is -inf and shrink is 0. A NaN score fails the comparison, and reaches the
-        // total below.
-        shrink[h] = power_of_2(top[h] - most[h]);
-        top[h] = most[h];
-        total[h] *= shrink[h];
-        raised = true;
-      }
-    }
-    // A row that has seen no key yet has weights of 0: -inf - -inf would be NaN.
-    float pivot[2] = {top[0], top[1]};
-#pragma unroll
-    for (int h = 0; BAND && h < 2; ++h)
-      if (top[h] == -INFINITE) pivot[h] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < KEYS / 2; ++i) {
-      s[i] = power_of_2(fmaf(s[i], scale, -pivot[i / 2 % 2]));
-      total[i / 2 % 2] += s[i];
-    }
-    return __any_sync(0xffffffff, raised);
-  }
-
-  // Adds the totals of the four lanes that share a row; 1 for a row that has seen no key.
-  __device__ __forceinline__ float divisor(int h) const {
-    float sum = total[h];
-    sum += __shfl_xor_sync(0xffffffff, sum, 1);
-    sum += __shfl_xor_sync(0xffffffff, sum, 2);
-    return sum == 0.0f ? 1.0f : sum;
-  }
-};
-
-// Sets scores of hidden keys to -inf: those from `left[h]` on, counted from the thread's first column, and
-// with BAND those before the last `window` of them.
-__device__ __forceinline__ void mask(float (&s)[KEYS / 2], const int (&left)[2], const int (&begin)[2]) {
-#pragma unroll
-  for (int i = 0; i < KEYS / 2; ++i) {
-    const int column = accumulator_column(0, i), h = i / 2 % 2;
-    if (column >= left[h] || (BAND && column < begin[h])) s[i] = -INFINITE;
-  }
-}
-
-// Replaces scores by the tangents of their capped logits: tanh(x) = 1 - 2 / (2^(2 log2(e) x) + 1), with an
-// absolute error of 2^-22, where tanh.approx has 2^-11 of its result. A score of +inf gives 1, one of -inf
-// -1.
-__device__ __forceinline__ void cap(float (&s)[KEYS / 2], float cap_scale) {
-#pragma unroll
-  for (int i = 0; SOFTCAP && i < KEYS / 2; ++i)
-    s[i] = fmaf(-2.0f, reciprocal(power_of_2(s[i] * cap_scale) + 1.0f), 1.0f);
-}
-
-// Rounds weights to the registers of a first factor.
-__device__ __forceinline__ void round_weights(unsigned (&p)[KEYS / 16][4], const float (&s)[KEYS / 2]) {
-#pragma unroll
-  for (int i = 0; i < KEYS / 4; ++i) p[i / 4][i % 4] = rounded_pair<T>(s[2 * i], s[2 * i + 1]);
-}
-
-// Issues s = q k^T.
-__device__ __forceinline__ void multiply_keys(float (&s)[KEYS / 2], unsigned q, unsigned k) {
+// Issues s = q k^T for the first 2 COUNT keys of a tile.
+template <int COUNT>
+__device__ __forceinline__ void multiply_keys(float (&s)[COUNT], unsigned q, unsigned k) {
   const unsigned long long rows = descriptor<K_MAJOR>(q), columns = descriptor<K_MAJOR>(k);
 #pragma unroll
   for (int step = 0; step < D_STEPS; ++step) {
     const int box = step / 4, in_box = step % 4 * K_STEP_BYTES<K_MAJOR>;
-    Wgmma<T, K_MAJOR, K_MAJOR, KEYS>::run(s, advance(rows, box * ROW_BOX + in_box),
+    Wgmma<T, K_MAJOR, K_MAJOR, 2 * COUNT>::run(s, advance(rows, box * ROW_BOX + in_box),
                                           advance(columns, box * KEY_BOX + in_box), step > 0);
   }
   wgmma_commit();
 }
 
-// Issues out += p v.
-__device__ __forceinline__ void multiply_values(float (&out)[WIDTH / 2], const unsigned (&p)[KEYS / 16][4],
+// Issues out += p v for the first 16 STEPS keys of a tile.
+template <int STEPS>
+__device__ __forceinline__ void multiply_values(float (&out)[WIDTH / 2], const unsigned (&p)[STEPS][4],
                                                 unsigned v) {
   const unsigned long long rows = descriptor<MN_MAJOR, KEY_BOX>(v);
 #pragma unroll
-  for (int step = 0; step < KEYS / 16; ++step)
+  for (int step = 0; step < STEPS; ++step)
     WgmmaFromRegisters<T, MN_MAJOR, WIDTH>::run(out, p[step],
                                                 advance(rows, step * K_STEP_BYTES<MN_MAJOR>), 1);
   wgmma_commit();
@@ -348,17 +301,21 @@ struct Consumer {
   Memory memory;
   int group;
   RingPosition<STAGES> k_ring, v_ring;
-  unsigned q_parity = 0;
+  RingPosition<QUERY_SLOTS> q_ring;  // of the next queries
+  int q_slot = 0;                    // of the queries that the group computes
 
   __device__ __forceinline__ bool is_first_lane() const { return threadIdx.x % 32 == 0; }
   // The thread that stores: copies are waited for by the thread that issued them.
   __device__ __forceinline__ bool is_storer() const { return threadIdx.x % GROUP_THREADS == 0; }
 
+  __device__ __forceinline__ int q_tile() const { return query_tile(group, q_slot); }
+
   // Waits for the group's next queries and returns the number of their tile.
   __device__ __forceinline__ int next_index() {
-    memory.queries().wait_full({group, q_parity});
-    q_parity ^= 1;
-    const int index = load_word(memory.task(group));
+    q_slot = q_ring.stage;
+    memory.queries().wait_full({q_tile(), q_ring.parity});
+    q_ring.next();
+    const int index = load_word(memory.task(q_tile()));
     __syncwarp();  // all lanes have read it before one of them frees it
     return index;
   }
@@ -366,10 +323,10 @@ struct Consumer {
   // Groups issue their products in turns: each waits for its turn and, when its products are issued, passes
   // it to the next group. At a barrier 128 threads wait and 128 arrive.
   __device__ __forceinline__ void take_turn() const {
-    named_barrier(TURN_BARRIER + group, 2 * GROUP_THREADS);
+    if (TURNS) named_barrier(TURN_BARRIER + group, 2 * GROUP_THREADS);
   }
   __device__ __forceinline__ void pass_turn() const {
-    named_barrier_arrive(TURN_BARRIER + (group + 1) % GROUPS, 2 * GROUP_THREADS);
+    if (TURNS) named_barrier_arrive(TURN_BARRIER + (group + 1) % GROUPS, 2 * GROUP_THREADS);
   }
 
   __device__ __forceinline__ void release_keys() {
@@ -382,7 +339,8 @@ struct Consumer {
   }
 
   // Masks the scores of tile j where one of the group's queries, from `first` on, does not see all its keys.
-  __device__ __forceinline__ void mask_tile(float (&s)[KEYS / 2], const Task& task, int first, int j) const {
+  template <int COUNT>
+  __device__ __forceinline__ void mask_tile(float (&s)[COUNT], const Task& task, int first, int j) const {
     const int position = first + shift(args, task.keys);  // of the group's first query
     const bool is_cut = BAND && j * KEYS < position + ROWS - args.window;
     if (!is_cut && (j + 1) * KEYS <= (args.causal ? min(task.keys, position + 1) : task.keys)) return;
@@ -397,13 +355,65 @@ struct Consumer {
     mask(s, left, begin);
   }
 
+  // True if the group's queries see at most half of the keys of tile `j`, their last.
+  __device__ __forceinline__ bool is_narrow(const Task& task, int first, int j) const {
+    const int behind = first + ROWS + shift(args, task.keys);  // of the last query's keys
+    return (args.causal ? min(task.keys, behind) : task.keys) <= j * KEYS + NARROW_KEYS;
+  }
+
+  // Does what attend() does for the group's last tile `j` of keys, of which only half is computed. FOLLOWS:
+  // `p` has weights of the tile before it.
+  template <bool FOLLOWS>
+  __device__ __forceinline__ void attend_narrow(float (&out)[WIDTH / 2], Softmax& softmax,
+                                                unsigned (&p)[KEYS / 16][4], const Task& task, int first,
+                                                int j) {
+    float s[NARROW_KEYS / 2], shrink[2];
+    unsigned narrow[NARROW_KEYS / 16][4];
+    const bool has_turn = FOLLOWS || (BAND && j > task.first_key_tile);
+    memory.keys().wait_full(k_ring);
+    if (has_turn) take_turn();
+    wgmma_fence();
+    multiply_keys(s, memory.q(q_tile()), memory.k(k_ring.stage));
+    if constexpr (FOLLOWS) {
+      memory.values().wait_full(v_ring);
+      wgmma_fence();
+      multiply_values(out, p, memory.v(v_ring.stage));
+    }
+    if (has_turn) pass_turn();
+    wgmma_wait<FOLLOWS ? 1 : 0>();
+    pin_registers(s);
+    release_keys();
+    if (is_first_lane()) memory.queries().release(q_tile());  // the group's last product with q is complete
+    cap(s, args.cap_scale);
+    mask_tile(s, task, first, j);
+    // As in the loop of attend(): the wait stands in both branches.
+    if (softmax.weigh(s, args.scale_log2, shrink) && FOLLOWS) {
+      wgmma_wait<0>(), pin_registers(out);
+#pragma unroll
+      for (int n = 0; n < WIDTH / 2; ++n) out[n] *= shrink[n / 2 % 2];
+    }
+    if constexpr (FOLLOWS) {
+      pin_registers(s);  // else half of the powers come behind the wait
+      wgmma_wait<0>(), pin_registers(out), pin_registers(p);
+      release_values();
+    }
+    round_weights(narrow, s);
+    memory.values().wait_full(v_ring), wgmma_fence();
+    multiply_values(out, narrow, memory.v(v_ring.stage));
+    wgmma_wait<0>(), pin_registers(out), pin_registers(narrow);
+    release_values();
+  }
+
   // Adds the outputs of the tiles of keys `begin` to `end` - 1, not yet divided by the totals. `first` is the
   // group's first query.
   __device__ __forceinline__ void attend(float (&out)[WIDTH / 2], Softmax& softmax, const Task& task,
                                          int first, int begin, int end) {
-    const unsigned q = memory.q(group);
+    const unsigned q = memory.q(q_tile());
     float s[KEYS / 2], shrink[2];
     unsigned p[KEYS / 16][4];
+    const bool has_narrow_end = NARROW_END && is_narrow(task, first, end - 1);
+    if constexpr (NARROW_END)
+      if (has_narrow_end && begin == --end) return attend_narrow<false>(out, softmax, p, task, first, end);
     const bool has_turn = BAND && begin > task.first_key_tile;  // of the block's tiles all but the first
     memory.keys().wait_full(k_ring);
     if (has_turn) take_turn();
@@ -446,8 +456,10 @@ struct Consumer {
       release_values();
       round_weights(p, s);
     }
+    if constexpr (NARROW_END)
+      if (has_narrow_end) return attend_narrow<true>(out, softmax, p, task, first, end);
     // All products that read q are complete.
-    if (!OUT_IN_Q && is_first_lane()) memory.queries().release(group);
+    if (!OUT_IN_Q && is_first_lane()) memory.queries().release(q_tile());
     memory.values().wait_full(v_ring);
     wgmma_fence();
     multiply_values(out, p, memory.v(v_ring.stage));
@@ -508,7 +520,7 @@ struct Consumer {
     }
     if (OUT_IN_Q) {
       named_barrier(GROUP_BARRIER + group, GROUP_THREADS);
-      if (is_first_lane()) memory.queries().release(group);
+      if (is_first_lane()) memory.queries().release(q_tile());
     }
   }
 
@@ -526,7 +538,7 @@ struct Consumer {
       Softmax softmax;
       if (BAND) skip(task, task.first_key_tile, begin);
       if (begin < end) attend(out, softmax, task, first, begin, end);
-      else if (!OUT_IN_Q && is_first_lane()) memory.queries().release(group);
+      else if (!OUT_IN_Q && is_first_lane()) memory.queries().release(q_tile());
       skip(task, end, task.key_tiles);
       store(out, softmax, task, first);
     }

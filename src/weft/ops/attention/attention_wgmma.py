@@ -21,7 +21,7 @@ from weft.ops.attention.spec import AttentionOptions
 ARCH = 90  # wgmma exists on sm_90a alone
 DTYPES = (torch.bfloat16, torch.float16)
 LOG2E = 1.4426950408889634
-GROUP_THREADS, ROWS, STAGES = 128, 64, 2  # of a warp group; queries of one; tiles of keys in shared memory
+GROUP_THREADS, ROWS = 128, 64  # threads and queries of a warp group
 # Keys and values of heads that are computed side by side: half of the L2 cache, whose other half has what
 # the blocks read beside them.
 SECTION_BYTES = 24 << 20
@@ -67,11 +67,22 @@ class Config:
 
     With ``out_in_q`` the outputs are staged in the shared memory of the queries. It makes room for larger
     tiles of keys, but the next queries are then loaded only after the outputs are stored.
+
+    ``stages`` tiles of keys, and as many of values, are in shared memory. With two ``query_slots`` the next
+    tile of queries and its first keys are loaded before the groups have finished this one. With
+    ``keys_first`` the first keys of a tile are loaded before its queries. With a ``narrow_end`` a group that
+    sees at most half of its last tile of keys computes that half alone. Without ``turns``
+    groups issue their products as they come. The bits of the results depend on ``keys`` alone.
     """
 
     keys: int
     groups: int
     out_in_q: bool = False
+    query_slots: int = 1
+    stages: int = 2
+    turns: bool = True
+    keys_first: bool = False
+    narrow_end: bool = False
 
     @property
     def threads(self) -> int:
@@ -84,31 +95,61 @@ class Config:
 
     @property
     def label(self) -> str:
-        return f"{self.rows}x{self.keys}" + "-shared" * self.out_in_q
+        parts = {
+            "-shared": self.out_in_q,
+            f"-slots{self.query_slots}": self.query_slots > 1,
+            f"-stages{self.stages}": self.stages > 2,
+            "-keysfirst": self.keys_first,
+            "-narrow": self.narrow_end,
+            "-free": not self.turns,
+        }
+        return f"{self.rows}x{self.keys}" + "".join(part for part, is_set in parts.items() if is_set)
 
     def smem_bytes(self, d: int) -> int:
         row_bytes = -(-d // 64) * 128
-        tiles = self.rows * (1 if self.out_in_q else 2) + 2 * STAGES * self.keys
-        # Full and empty barriers of keys, values and queries; the tile of each group; the barrier of a tail.
-        barriers = 16 * (2 * STAGES + self.groups)
-        return tiles * row_bytes + barriers + 8 * self.groups + 8
+        tiles = self.rows * (self.query_slots + (not self.out_in_q)) + 2 * self.stages * self.keys
+        # Full and empty barriers of keys, values and queries; the tile of each slot; the barrier of a tail.
+        query_tiles = self.groups * self.query_slots
+        return tiles * row_bytes + 16 * (2 * self.stages + query_tiles) + 8 * query_tiles + 8
 
 
-# By the largest head size: the configurations that were considered, those of `choose` first.
+# By the largest head size: the configurations that were considered, those of `choose` first. Those with two
+# slots, three stages, the keys first or a narrow end have no measurements yet.
 CANDIDATES = {
     64: (
         Config(keys=128, groups=3),
         Config(keys=128, groups=2),
         Config(keys=112, groups=2),
         Config(keys=96, groups=3),
+        Config(keys=128, groups=3, keys_first=True),
+        Config(keys=128, groups=3, query_slots=2, stages=3),
+        Config(keys=128, groups=3, query_slots=2, stages=3, turns=False),
+        Config(keys=128, groups=3, query_slots=2, stages=3, narrow_end=True),
+        Config(keys=128, groups=3, query_slots=2, stages=3, narrow_end=True, turns=False),
+        Config(keys=128, groups=3, query_slots=2, stages=2, narrow_end=True),
+        Config(keys=128, groups=2, query_slots=2, stages=3),
+        Config(keys=128, groups=2, query_slots=2, stages=3, narrow_end=True),
+        Config(keys=112, groups=2, query_slots=2, stages=3),
     ),
     128: (
         Config(keys=128, groups=2),
         Config(keys=160, groups=2),
         Config(keys=176, groups=2, out_in_q=True),
+        Config(keys=128, groups=2, query_slots=2),
+        Config(keys=128, groups=2, query_slots=2, turns=False),
+        Config(keys=128, groups=2, query_slots=2, narrow_end=True),
+        Config(keys=128, groups=2, keys_first=True),
+        Config(keys=160, groups=2, keys_first=True),
+        Config(keys=176, groups=2, out_in_q=True, keys_first=True),
     ),
-    192: (Config(keys=96, groups=2, out_in_q=True),),
-    256: (Config(keys=80, groups=2, out_in_q=True),),
+    192: (
+        Config(keys=96, groups=2, out_in_q=True),
+        Config(keys=96, groups=2, out_in_q=True, keys_first=True),
+    ),
+    256: (
+        Config(keys=80, groups=2, out_in_q=True),
+        Config(keys=80, groups=2, out_in_q=True, keys_first=True),
+    ),
 }
 
 
@@ -186,6 +227,11 @@ def source(dtype: torch.dtype, d: int, config: Config, variant: Variant = PLAIN)
         "KEYS": config.keys,
         "GROUPS": config.groups,
         "OUT_IN_Q": int(config.out_in_q),
+        "QUERY_SLOTS": config.query_slots,
+        "STAGES": config.stages,
+        "TURNS": int(config.turns),
+        "KEYS_FIRST": int(config.keys_first),
+        "NARROW_END": int(config.narrow_end),
         **variant.defines,
     }
     return CudaSource(
