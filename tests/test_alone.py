@@ -13,7 +13,7 @@ from helpers.alone import execution_lock
 
 
 def _hold_lock(folder: Path, exclusive: bool, times: int, log: str) -> None:
-    alone.settle = lambda: None  # this test is about the locks, not about the load of the machine
+    alone.settle = lambda others: None  # this test is about the locks, not about the load of the machine
     for _ in range(times):
         with execution_lock(exclusive, folder):
             start = time.monotonic()

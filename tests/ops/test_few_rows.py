@@ -158,7 +158,7 @@ def differing(point: tuple[Any, ...], seed: int, device: str = "cpu") -> int:
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "point", POINTS, ids=lambda p: f"{p[0]}x{p[1]}x{p[2]}-{p[3].label}-{p[5].name.lower()}"
 )
@@ -170,7 +170,7 @@ def test_rows_have_the_bits_of_a_large_product_in_any_schedule(
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(
     fault: str, emulated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -267,7 +267,7 @@ def test_operators_compute_few_rows_and_their_epilogues_by_one_kernel(
     assert asked == [skinny, skinny]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("source", few_rows.aot_kernels(), ids=lambda s: s.label)
 def test_no_program_spills_registers(source: CudaSource) -> None:
     sass = disassemble.sass(source.compile("sm_90a"))

@@ -277,7 +277,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("point", POINTS, ids=lambda p: f"{p[0]}x{p[1]}x{p[2]}-{p[3].label}-{p[5]:d}{p[6]:d}")
 def test_products_are_right_in_any_schedule(point: tuple[object, ...], emulated: None) -> None:
     for seed in range(3):  # each launch switches threads in another order
@@ -298,7 +298,7 @@ def test_a_divided_k_gives_the_same_product(
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "point", EPILOGUE_POINTS, ids=lambda p: f"{p[0]}x{p[1]}x{p[2]}-{p[3].label}-{p[5].name.lower()}-{p[6]}"
 )
@@ -326,7 +326,7 @@ ANY_POINTS = [
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("point", ANY_POINTS, ids=lambda p: "x".join(map(str, p[:3])))
 def test_rows_of_any_alignment(
     point: tuple[Any, ...], emulated: None, monkeypatch: pytest.MonkeyPatch
@@ -391,7 +391,7 @@ def test_a_divided_k_gives_the_same_bits_twice(emulated: None, monkeypatch: pyte
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(
     fault: str, emulated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -441,7 +441,7 @@ def test_the_main_loop_of_a_cluster_has_no_fence_of_the_whole_gpu() -> None:
     assert sass.count("MEMBAR.ALL.GPU") == 2
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "source",
     [

@@ -159,7 +159,7 @@ def title(point: Any) -> str:
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("point", POINTS, ids=title)
 def test_products_are_right_in_any_schedule(point: tuple[Any, ...], emulated: None) -> None:  # noqa: F811
     for seed in range(3):  # each launch switches threads in another order
@@ -167,7 +167,7 @@ def test_products_are_right_in_any_schedule(point: tuple[Any, ...], emulated: No
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("point", EPILOGUE_POINTS, ids=lambda p: f"{title(p)}-{p[5].name.lower()}")
 def test_epilogues_are_right_in_any_schedule(point: tuple[Any, ...], emulated: None) -> None:  # noqa: F811
     *size, label, dtype, epilogue = point
@@ -221,7 +221,7 @@ def test_the_bits_are_those_of_parts_that_a_second_kernel_adds(
 
 
 @needs_compiler
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(
     fault: str,
@@ -256,7 +256,7 @@ def test_a_planted_fault_is_seen(
     pytest.fail("the fault is not seen")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "epilogue", [Epilogue.PLAIN, Epilogue.GELU_PRE, Epilogue.RESIDUAL], ids=lambda e: e.name
 )

@@ -298,7 +298,7 @@ def test_promotion_bounds_the_error_of_a_long_sum(emulated: None) -> None:
     assert rms[1] > 4 * rms[0]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("source", with_cuda.IMPLEMENTATION.aot_kernels, ids=lambda s: s.label)
 def test_no_program_spills_registers_or_waits_for_more_than_its_block_has(source: CudaSource) -> None:
     assert_registers_suffice(source)

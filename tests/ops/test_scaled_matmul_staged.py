@@ -115,7 +115,7 @@ STAGED_FAULTS: dict[str, tuple[with_cuda.Config, str, str]] = {
 
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("point", "splits", "clusters"),
     STAGED_POINTS,
@@ -146,7 +146,7 @@ def test_staged_scales_change_no_bit() -> None:
 
 @needs_compiler
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", STAGED_FAULTS)
 def test_a_planted_fault_of_staged_scales_is_seen(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -175,7 +175,7 @@ STAGED_SOURCES = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("source", STAGED_SOURCES, ids=lambda s: s.label)
 def test_no_program_spills_registers_or_waits_for_more_than_its_block_has(source: CudaSource) -> None:
     assert_registers_suffice(source)

@@ -73,8 +73,8 @@ FAULTS: dict[str, tuple[str, str, str, Point]] = {
         POINTS[9],
     ),
     "the sum of parts of K is not scaled": (
-        "wgmma.cu",
-        "two[0] *= arguments.row_values[of_row]",
+        "output.cuh",
+        "two[0] *= arguments.row_values[row]",
         "two[0] *= 1.0f",
         POINTS[8],
     ),

@@ -34,9 +34,9 @@ ARCHS = (80, 90, 100)
 # of implementations that are compiled: by whether the operator is one of these, and the target sm_90.
 # `make compile` and `weft inspect --all` cover all kernels.
 SAMPLE = {80: 1, 90: 2, 100: 1}
-SHARE = {(True, True): 1 / 3, (True, False): 1 / 3, (False, True): 1 / 4, (False, False): 1 / 8}
+SHARE = {(True, True): 1 / 4, (True, False): 1 / 4, (False, True): 1 / 6, (False, False): 1 / 8}
 AT_LEAST = 4
-RANDOM = 5
+RANDOM = 3
 TYPE = re.compile(r"^(?:b?f(?:loat|p)?|tf)\d+")
 
 
