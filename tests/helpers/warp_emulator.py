@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from helpers.cxx import COMPILER, compile_library
+from helpers.paths import SRC
 from weft.backends.nvrtc import SHARED, CudaSource
 
 HEADER = Path(__file__).with_suffix(".hpp")
-__all__ = ["COMPILER", "Emulated", "EmulatorError", "build", "emulate", "emulate_edited"]
+HOPPER = SRC / "weft/ops/_common/hopper"
+__all__ = ["COMPILER", "Emulated", "EmulatorError", "build", "copy_with_fault", "emulate", "emulate_edited"]
 
 
 def build(source: CudaSource, kernel: str, folder: Path, header: Path = HEADER) -> Path:
@@ -52,6 +54,24 @@ def emulate_edited(
         return Emulated(build(copied, kernel, folder, header))
 
     patch.setattr(CudaSource, "__getitem__", load)
+
+
+def copy_with_fault(
+    folder: Path, kernels: Path, file: str, right: str, wrong: str, times: int | None = 1
+) -> None:
+    """Copy a folder of kernels, and the Hopper library as its subfolder, with one text of ``file`` replaced.
+
+    The text is there so many ``times``; None: at least once.
+    """
+    (folder / HOPPER.name).mkdir()
+    counts = []
+    for path in (*kernels.glob("*.cu*"), *HOPPER.glob("*.cuh")):
+        text = path.read_text()
+        if path.name == file:
+            counts.append(text.count(right))
+            text = text.replace(right, wrong)
+        (folder / (HOPPER.name if path.parent == HOPPER else "") / path.name).write_text(text)
+    assert sum(counts) == times or (times is None and sum(counts)), f"{right!r} is in {file} {counts} times"
 
 
 class EmulatorError(Exception):

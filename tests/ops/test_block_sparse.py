@@ -13,7 +13,7 @@ import torch
 
 from helpers import warp_emulator
 from helpers.paths import SRC, TESTS
-from helpers.warp_emulator import EmulatorError
+from helpers.warp_emulator import EmulatorError, copy_with_fault
 from ops.test_sparse_linear import toy_map
 from weft import ops
 from weft.backends import disassemble
@@ -25,7 +25,6 @@ from weft.ops.block_sparse import blocks, to_blocks, to_dense, transposed_index,
 from weft.ops.block_sparse.with_cuda import CANDIDATES, Config
 
 EMULATOR = TESTS / "helpers" / "hopper_sparse_emulator.hpp"
-LIBRARY = SRC / "weft/ops/_common/hopper"
 FOLDER = SRC / "weft/ops/block_sparse"
 BF16, FP16 = torch.bfloat16, torch.float16
 SMALL, SMALL_NARROW, SMALL_PAIR = CANDIDATES[64]
@@ -181,13 +180,7 @@ def test_a_planted_fault_is_seen(
 ) -> None:
     """A copy of kernels and library with one fault gives a wrong result or breaks the emulator's rules."""
     part, name, old, new = FAULTS[fault]
-    (tmp_path / "hopper").mkdir()
-    for file in (*FOLDER.glob("*.cu"), *LIBRARY.glob("*.cuh")):
-        text = file.read_text()
-        if file.name == name:
-            assert text.count(old) == 1, "the text of the fault is not in the file once"
-            text = text.replace(old, new)
-        (tmp_path / ("hopper" if file.parent == LIBRARY else "") / file.name).write_text(text)
+    copy_with_fault(tmp_path, FOLDER, name, old, new)
     for attribute in ("source", "gradient_source"):
         monkeypatch.setattr(with_cuda, attribute, _copied(getattr(with_cuda, attribute), tmp_path))
     # More steps than stages, several tiles of a block of threads, and a row without blocks.

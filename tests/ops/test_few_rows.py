@@ -13,7 +13,7 @@ import torch
 
 from helpers import warp_emulator
 from helpers.paths import SRC, TESTS
-from helpers.warp_emulator import EmulatorError
+from helpers.warp_emulator import EmulatorError, copy_with_fault
 from weft.backends import cubin, disassemble
 from weft.backends.nvrtc import CudaSource
 from weft.ops._common.hopper import tensor_map, wgmma_shapes
@@ -177,14 +177,7 @@ def test_a_planted_fault_is_seen(
 ) -> None:
     """A copy of kernel and library with one fault gives other bits or breaks the emulator's rules."""
     name, old, new = FAULTS[fault]
-    (tmp_path / "hopper").mkdir()
-    products = SRC / "weft/ops/_common/products"
-    for file in (*products.glob("*.cu*"), *LIBRARY.glob("*.cuh")):
-        text = file.read_text()
-        if file.name == name:
-            assert text.count(old) == 1, "the text of the fault is not in the file"
-            text = text.replace(old, new)
-        (tmp_path / ("hopper" if file.parent == LIBRARY else "") / file.name).write_text(text)
+    copy_with_fault(tmp_path, SRC / "weft/ops/_common/products", name, old, new)
     real = few_rows.source
     monkeypatch.setattr(
         few_rows, "source", lambda *arguments: replace(real(*arguments), file=tmp_path / "few_rows.cu")
@@ -237,11 +230,15 @@ def test_weights_of_too_few_columns_are_left_to_the_division_of_k() -> None:
 def test_operators_compute_few_rows_and_their_epilogues_by_one_kernel(
     emulated: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No pass and no other product. Without wgmma, or with a weight across K, skinny.py is asked."""
+    """No pass and no other product: x has three dimensions, the bias is not aligned, the residual has gaps.
+
+    Without wgmma, or with a weight across K, skinny.py is asked.
+    """
     monkeypatch.setattr(few_rows, "has_wgmma", lambda device: True)
     torch.manual_seed(0)
-    x, weight = torch.randn(5, 72).bfloat16(), torch.randn(136, 72).bfloat16()
-    bias, residual = torch.randn(136).bfloat16(), torch.randn(5, 136).bfloat16()
+    x, weight = torch.randn(5, 3, 72).bfloat16(), torch.randn(136, 72).bfloat16()
+    bias, residual = torch.randn(137).bfloat16()[1:], torch.randn(5, 3, 144).bfloat16()[..., :136]
+    rows = x.view(15, 72)
     asked = []
     for module in (skinny, wgmma, linear_cuda):
         name = "epilogue" if module is linear_cuda else "forward"
@@ -251,8 +248,8 @@ def test_operators_compute_few_rows_and_their_epilogues_by_one_kernel(
     gelu = torch.nn.functional.gelu(sums, approximate="tanh")
     y, pre = linear_cuda.linear_gelu_forward(x, weight, bias)
     for got, expected in (
-        (matmul_cuda.forward(x, weight.t()), plain),
-        (linear_cuda.multiply(x, weight.t()), plain),
+        (matmul_cuda.forward(rows, weight.t()), plain.view(15, 136)),
+        (linear_cuda.multiply(rows, weight.t()), plain.view(15, 136)),
         (linear_cuda.linear_forward(x, weight, bias), sums),
         (linear_cuda.linear_residual_forward(x, weight, bias, residual), sums + residual.double()),
         (linear_cuda.linear_gelu_forward(x, weight, bias, keep=False), gelu),
@@ -261,9 +258,9 @@ def test_operators_compute_few_rows_and_their_epilogues_by_one_kernel(
     ):
         torch.testing.assert_close(got.double(), expected, rtol=2**-8, atol=1e-3)
     assert asked == []
-    matmul_cuda.forward(x, weight.t().contiguous())
+    matmul_cuda.forward(rows, weight.t().contiguous())
     monkeypatch.setattr(few_rows, "has_wgmma", lambda device: False)
-    matmul_cuda.forward(x, weight.t())
+    matmul_cuda.forward(rows, weight.t())
     assert asked == [skinny, skinny]
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from helpers.paths import SRC
-from helpers.warp_emulator import EmulatorError
+from helpers.warp_emulator import EmulatorError, copy_with_fault
 from ops.test_matmul_wgmma import emulated, needs_compiler, toy_map  # noqa: F401
 from weft.backends.nvrtc import CudaSource
 from weft.ops._common.hopper import tensor_map
@@ -19,7 +19,6 @@ from weft.ops._common.products import transpose, wgmma
 from weft.ops.matmul import with_cuda
 
 PRODUCTS = SRC / "weft/ops/_common/products"
-LIBRARY = SRC / "weft/ops/_common/hopper"
 PAIR, WIDE, ODD, MIDDLE, NARROW = wgmma.CANDIDATES[:5]
 PINGPONG = next(c for c in wgmma.CANDIDATES if c.pingpong and c.columns == 192)
 FP32 = torch.float32
@@ -149,13 +148,7 @@ def test_products_are_right_in_any_schedule(
 
 def plant(name: str, old: str, new: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let products run from a copy of kernels and library with one fault."""
-    (folder / "hopper").mkdir()
-    for file in (*PRODUCTS.glob("*.cu*"), *LIBRARY.glob("*.cuh")):
-        text = file.read_text()
-        if file.name == name:
-            assert text.count(old) == 1, "the text of the fault is not in the file"
-            text = text.replace(old, new)
-        (folder / ("hopper" if file.parent == LIBRARY else "") / file.name).write_text(text)
+    copy_with_fault(folder, PRODUCTS, name, old, new)
     for module in (wgmma, transpose):
         real: Callable[..., CudaSource] = module.source
 

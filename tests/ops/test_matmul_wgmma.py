@@ -14,7 +14,7 @@ import torch
 
 from helpers import warp_emulator
 from helpers.paths import SRC, TESTS
-from helpers.warp_emulator import EmulatorError
+from helpers.warp_emulator import EmulatorError, copy_with_fault
 from weft.backends import disassemble
 from weft.backends.nvrtc import CudaSource
 from weft.lab.products import short_name
@@ -398,14 +398,7 @@ def test_a_planted_fault_is_seen(
 ) -> None:
     """A copy of kernel and library with one fault gives a wrong product or breaks the emulator's rules."""
     name, old, new = FAULTS[fault]
-    (tmp_path / "hopper").mkdir()
-    products = SRC / "weft/ops/_common/products"
-    for file in (*products.glob("*.cu*"), *LIBRARY.glob("*.cuh")):
-        text = file.read_text()
-        if file.name == name:
-            assert text.count(old) == 1, "the text of the fault is not in the file"
-            text = text.replace(old, new)
-        (tmp_path / ("hopper" if file.parent == LIBRARY else "") / file.name).write_text(text)
+    copy_with_fault(tmp_path, SRC / "weft/ops/_common/products", name, old, new)
     real = wgmma.source
 
     def source(*arguments: object) -> CudaSource:

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from helpers.paths import SRC
-from helpers.warp_emulator import EmulatorError
+from helpers.warp_emulator import EmulatorError, copy_with_fault
 from ops.test_matmul_tf32 import error, operands
-from ops.test_matmul_wgmma import LIBRARY, emulated, epilogue_errors, needs_compiler, product  # noqa: F401
+from ops.test_matmul_wgmma import emulated, epilogue_errors, needs_compiler, product  # noqa: F401
 from ops.test_repeated_products import addresses, call, kernel  # noqa: F401
 from weft.backends import disassemble
 from weft.backends.nvrtc import CudaSource
@@ -214,7 +214,7 @@ def test_the_bits_are_those_of_parts_that_a_second_kernel_adds(
     emulated: None,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And so the same in each schedule."""
+    """The parts are added in one order, so that each schedule gives these bits."""
     m, n, k, label = point
     for seed in range(4):
         assert differing(m, n, k, CONFIGS[label], seed // 2, monkeypatch) == 0
@@ -231,13 +231,7 @@ def test_a_planted_fault_is_seen(
 ) -> None:
     """A copy of kernel and library with one fault gives other bits or breaks the emulator's rules."""
     name, old, new, (m, n, k, label) = FAULTS[fault]
-    (tmp_path / "hopper").mkdir()
-    for file in (*PRODUCTS.glob("*.cu*"), *LIBRARY.glob("*.cuh")):
-        text = file.read_text()
-        if file.name == name:
-            assert text.count(old) == 1, "the text of the fault is not in the file"
-            text = text.replace(old, new)
-        (tmp_path / ("hopper" if file.parent == LIBRARY else "") / file.name).write_text(text)
+    copy_with_fault(tmp_path, PRODUCTS, name, old, new)
     real = wgmma.source
 
     def source(dtype: torch.dtype, config: Config, *arguments: Any, **options: Any) -> CudaSource:

@@ -14,7 +14,7 @@ import torch
 
 from helpers import warp_emulator
 from helpers.paths import SRC, TESTS
-from helpers.warp_emulator import EmulatorError
+from helpers.warp_emulator import EmulatorError, copy_with_fault
 from weft import ops
 from weft.backends import disassemble
 from weft.backends.nvrtc import CudaSource, Kernel
@@ -228,13 +228,7 @@ def test_a_planted_fault_is_seen(
 ) -> None:
     """A copy of kernel and library with one fault gives a wrong product or breaks the emulator's rules."""
     name, old, new = FAULTS[fault]
-    (tmp_path / "hopper").mkdir()
-    for file in (*FOLDER.glob("*.cu*"), *LIBRARY.glob("*.cuh")):
-        text = file.read_text()
-        if file.name == name:
-            assert text.count(old) == 1, "the text of the fault is not in the file once"
-            text = text.replace(old, new)
-        (tmp_path / ("hopper" if file.parent == LIBRARY else "") / file.name).write_text(text)
+    copy_with_fault(tmp_path, FOLDER, name, old, new)
     real = linear_cuda.source
 
     def source(*arguments: Any) -> CudaSource:

@@ -12,8 +12,8 @@ import torch
 
 from helpers import warp_emulator
 from helpers.paths import SRC
-from helpers.warp_emulator import EmulatorError
-from ops.test_matmul_wgmma import LIBRARY, emulated  # noqa: F401
+from helpers.warp_emulator import EmulatorError, copy_with_fault
+from ops.test_matmul_wgmma import emulated  # noqa: F401
 from weft.backends import disassemble
 from weft.backends.nvrtc import CudaSource
 from weft.ops._common.products import wgmma, wgmma_fused
@@ -247,14 +247,7 @@ def test_a_planted_fault_is_seen(
     name, old, new, point = FAULTS[fault]
     if point[0] == "scaled rows" and point[3] > 1:
         monkeypatch.setattr(wgmma, "num_sms", lambda device: 3)
-    (tmp_path / "hopper").mkdir()
-    products = SRC / "weft/ops/_common/products"
-    for file in (*products.glob("*.cu*"), *LIBRARY.glob("*.cuh")):
-        text = file.read_text()
-        if file.name == name:
-            assert text.count(old) >= 1, "the text of the fault is not in the file"
-            text = text.replace(old, new)
-        (tmp_path / ("hopper" if file.parent == LIBRARY else "") / file.name).write_text(text)
+    copy_with_fault(tmp_path, SRC / "weft/ops/_common/products", name, old, new, times=None)
     real = wgmma.source
 
     def source(*arguments: Any) -> CudaSource:
