@@ -19,10 +19,10 @@ SMALL_SHARED = Config(keys=80, groups=2, out_in_q=True)
 AHEAD = Config(keys=80, groups=2, query_slots=2, stages=3)
 AHEAD_THREE = Config(keys=128, groups=3, query_slots=2)
 FAR_AHEAD = Config(keys=80, groups=3, query_slots=2, stages=4)
-FREE = Config(keys=80, groups=3, query_slots=2, stages=3, turns=False)
-FREE_TWO = Config(keys=128, groups=2, turns=False)
+FREE = Config(keys=80, groups=3, query_slots=2, stages=3, pingpong=False)
+FREE_TWO = Config(keys=128, groups=2, pingpong=False)
 NARROW = Config(keys=128, groups=3, query_slots=2, stages=3, narrow_end=True)
-NARROW_TWO = Config(keys=128, groups=2, narrow_end=True, turns=False)
+NARROW_TWO = Config(keys=128, groups=2, narrow_end=True, pingpong=False)
 KEYS_FIRST = Config(keys=80, groups=2, keys_first=True)
 KEYS_FIRST_SHARED = Config(keys=80, groups=2, out_in_q=True, keys_first=True)
 WIDE = attention_wgmma.candidates(256)[0]
@@ -168,7 +168,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "totals are not rescaled": (IN_Q, "        total[h] *= shrink[h];\n", ""),
     "a group does not wait for its turn": (SEVERAL, "      take_turn();\n", ""),
     "a group does not pass its turn on": (SEVERAL, "      pass_turn();\n", ""),
-    "nobody has the first turn": (SEVERAL, "    if (group == GROUPS - 1) pass_turn();", "    //"),
+    "no group has the first turn": (SEVERAL, "    if (group == GROUPS - 1) pass_turn();", "    //"),
     "a skipped tile is freed before it is full": (
         LATE,
         "      memory.values().wait_full(v_ring);  // else",
@@ -316,5 +316,5 @@ def is_new(config: Config) -> bool:
         or config.query_slots > 1
         or config.stages > 2
         or config.keys_first
-        or not config.turns
+        or not config.pingpong
     )

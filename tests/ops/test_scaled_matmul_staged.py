@@ -28,9 +28,18 @@ from weft.ops.scaled_matmul import with_cuda
 from weft.ops.scaled_matmul.spec import BLOCKS, ROWS, TENSOR
 
 STAGED = KERNEL.with_name("scaled_matmul_staged.cuh")
-PAIRS, FOURS, HALVES, TURNS, HALVES_PAIR, HALVES_SHARE_A, TURNS_SHARE_A, THREE, THREE_SHARE_A, *ODD_TURNS = (
-    with_cuda.STAGED[1:]
-)
+(
+    PAIRS,
+    FOURS,
+    HALVES,
+    PINGPONG,
+    HALVES_PAIR,
+    HALVES_SHARE_A,
+    PINGPONG_SHARE_A,
+    THREE,
+    THREE_SHARE_A,
+    *ODD_PINGPONG,
+) = with_cuda.STAGED[1:]
 # As POINTS, and the number of parts of K and of clusters that run at once.
 STAGED_POINTS = [
     ((264, 392, 528, with_cuda.STAGED[0], BLOCKS, E4M3, E4M3), 1, 2),
@@ -40,16 +49,16 @@ STAGED_POINTS = [
     ((520, 136, 656, HALVES, BLOCKS, E4M3, E4M3), 1, 1),
     ((264, 264, 784, HALVES, BLOCKS, E4M3, E4M3), 3, 5),
     ((200, 136, 400, HALVES, TENSOR, E5M2, E4M3), 1, 2),
-    ((520, 136, 400, TURNS, BLOCKS, E4M3, E4M3), 1, 1),
+    ((520, 136, 400, PINGPONG, BLOCKS, E4M3, E4M3), 1, 1),
     ((520, 264, 272, HALVES_PAIR, BLOCKS, E4M3, E4M3), 1, 1),
     ((264, 392, 528, HALVES_SHARE_A, BLOCKS, E4M3, E4M3), 2, 3),
     ((264, 392, 528, HALVES_SHARE_A, ROWS, E4M3, E4M3), 3, 3),
-    ((72, 264, 656, TURNS_SHARE_A, BLOCKS, E4M3, E4M3), 1, 2),
+    ((72, 264, 656, PINGPONG_SHARE_A, BLOCKS, E4M3, E4M3), 1, 2),
     ((200, 264, 272, THREE, BLOCKS, E4M3, E4M3), 1, 2),
     ((200, 264, 656, THREE_SHARE_A, BLOCKS, E4M3, E4M3), 2, 3),
     ((392, 136, 272, THREE_SHARE_A, ROWS, E4M3, E4M3), 1, 1),
-    ((264, 392, 272, ODD_TURNS[0], ROWS, E4M3, E4M3), 1, 1),
-    ((264, 392, 656, ODD_TURNS[1], TENSOR, E4M3, E4M3), 2, 3),
+    ((264, 392, 272, ODD_PINGPONG[0], ROWS, E4M3, E4M3), 1, 1),
+    ((264, 392, 656, ODD_PINGPONG[1], TENSOR, E4M3, E4M3), 2, 3),
 ]
 STAGED_RELEASE = "    if (half == HALVES - 1) pipeline.release_by_lanes<CLUSTER>(part.stage);\n"
 # name: the configuration, and as above
@@ -88,13 +97,13 @@ STAGED_FAULTS: dict[str, tuple[with_cuda.Config, str, str]] = {
         STAGED_RELEASE,
         STAGED_RELEASE.replace("<CLUSTER>", "<1>"),
     ),
-    "nobody gives the first turn": (
-        TURNS,
-        "    if (TURNS && group == 1) named_barrier_arrive(TURN_BARRIER, 2 * GROUP_THREADS);",
+    "no group gives the first turn": (
+        PINGPONG,
+        "    if (PINGPONG && group == 1) named_barrier_arrive(TURN_BARRIER, 2 * GROUP_THREADS);",
         "   ",
     ),
     "a turn is given while all products run": (
-        TURNS,
+        PINGPONG,
         "      named_barrier_arrive(TURN_BARRIER + 1 - group,",
         "      named_barrier_arrive(TURN_BARRIER + group,",
     ),

@@ -10,7 +10,7 @@
 // out += p(j) v(j). Two overlaps keep the tensor cores at work during exponentials:
 //   in a group:      s(j + 1) and then p(j) v(j) are issued; p(j + 1) is computed while p(j) v(j) runs;
 //   between groups:  they issue their products in turns, so that one group's products run during the
-//                    exponentials of another. Without TURNS they issue them as they come.
+//                    exponentials of another. Without PINGPONG they issue them as they come.
 // With two QUERY_SLOTS the producer loads the next tile's queries and its first keys while the groups still
 // compute this one. With one slot it waits for the last group's products first; with KEYS_FIRST it has then
 // loaded the first keys already.
@@ -39,7 +39,7 @@
 #define OUT_IN_Q 0
 #define QUERY_SLOTS 1
 #define STAGES 2
-#define TURNS 1
+#define PINGPONG 1
 #define KEYS_FIRST 0
 #define NARROW_END 0
 #define BAND 0
@@ -323,10 +323,10 @@ struct Consumer {
   // Groups issue their products in turns: each waits for its turn and, when its products are issued, passes
   // it to the next group. At a barrier 128 threads wait and 128 arrive.
   __device__ __forceinline__ void take_turn() const {
-    if (TURNS) named_barrier(TURN_BARRIER + group, 2 * GROUP_THREADS);
+    if (PINGPONG) named_barrier(TURN_BARRIER + group, 2 * GROUP_THREADS);
   }
   __device__ __forceinline__ void pass_turn() const {
-    if (TURNS) named_barrier_arrive(TURN_BARRIER + (group + 1) % GROUPS, 2 * GROUP_THREADS);
+    if (PINGPONG) named_barrier_arrive(TURN_BARRIER + (group + 1) % GROUPS, 2 * GROUP_THREADS);
   }
 
   __device__ __forceinline__ void release_keys() {

@@ -71,8 +71,8 @@ class Config:
     ``stages`` tiles of keys, and as many of values, are in shared memory. With two ``query_slots`` the next
     tile of queries and its first keys are loaded before the groups have finished this one. With
     ``keys_first`` the first keys of a tile are loaded before its queries. With a ``narrow_end`` a group that
-    sees at most half of its last tile of keys computes that half alone. Without ``turns``
-    groups issue their products as they come. The bits of the results depend on ``keys`` alone.
+    sees at most half of its last tile of keys computes that half alone. With ``pingpong`` the groups issue
+    their products in turns (FlashAttention-3's name). The bits of the results depend on ``keys`` alone.
     """
 
     keys: int
@@ -80,7 +80,7 @@ class Config:
     out_in_q: bool = False
     query_slots: int = 1
     stages: int = 2
-    turns: bool = True
+    pingpong: bool = True
     keys_first: bool = False
     narrow_end: bool = False
 
@@ -101,7 +101,7 @@ class Config:
             f"-stages{self.stages}": self.stages > 2,
             "-keysfirst": self.keys_first,
             "-narrow": self.narrow_end,
-            "-free": not self.turns,
+            "-free": not self.pingpong,
         }
         return f"{self.rows}x{self.keys}" + "".join(part for part, is_set in parts.items() if is_set)
 
@@ -123,9 +123,9 @@ CANDIDATES = {
         Config(keys=96, groups=3),
         Config(keys=128, groups=3, keys_first=True),
         Config(keys=128, groups=3, query_slots=2, stages=3),
-        Config(keys=128, groups=3, query_slots=2, stages=3, turns=False),
+        Config(keys=128, groups=3, query_slots=2, stages=3, pingpong=False),
         Config(keys=128, groups=3, query_slots=2, stages=3, narrow_end=True),
-        Config(keys=128, groups=3, query_slots=2, stages=3, narrow_end=True, turns=False),
+        Config(keys=128, groups=3, query_slots=2, stages=3, narrow_end=True, pingpong=False),
         Config(keys=128, groups=3, query_slots=2, stages=2, narrow_end=True),
         Config(keys=128, groups=2, query_slots=2, stages=3),
         Config(keys=128, groups=2, query_slots=2, stages=3, narrow_end=True),
@@ -136,7 +136,7 @@ CANDIDATES = {
         Config(keys=160, groups=2),
         Config(keys=176, groups=2, out_in_q=True),
         Config(keys=128, groups=2, query_slots=2),
-        Config(keys=128, groups=2, query_slots=2, turns=False),
+        Config(keys=128, groups=2, query_slots=2, pingpong=False),
         Config(keys=128, groups=2, query_slots=2, narrow_end=True),
         Config(keys=128, groups=2, keys_first=True),
         Config(keys=160, groups=2, keys_first=True),
@@ -229,7 +229,7 @@ def source(dtype: torch.dtype, d: int, config: Config, variant: Variant = PLAIN)
         "OUT_IN_Q": int(config.out_in_q),
         "QUERY_SLOTS": config.query_slots,
         "STAGES": config.stages,
-        "TURNS": int(config.turns),
+        "PINGPONG": int(config.pingpong),
         "KEYS_FIRST": int(config.keys_first),
         "NARROW_END": int(config.narrow_end),
         **variant.defines,

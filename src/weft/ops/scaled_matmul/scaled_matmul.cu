@@ -13,8 +13,8 @@
 // step before it adds up the sums of this one, and feeds the tensor cores without the other group.
 // With STAGED the scales of blocks come through the ring as well: a warp of group 0 multiplies those of a and
 // b, some steps ahead, and writes the products beside each stage. A group then computes HALVES parts of 64
-// rows, one after the other, in one set of sums; with 2, b is loaded half as often. With TURNS, one group's
-// products begin when the other's end, so that the two never promote at the same time.
+// rows, one after the other, in one set of sums; with 2, b is loaded half as often. With PINGPONG one
+// group's products begin when the other's end, so that the two never promote at the same time.
 // With SPLIT, K of the last tiles, which are fewer than SMs, is divided into equal parts that different
 // blocks take: each writes its sums in float32, and a second kernel adds them in the order of K.
 // Source of the design: NVIDIA's CUTLASS, and the promotion of DeepSeek-V3 (arXiv:2412.19437).
@@ -39,7 +39,7 @@
 #define STAGED 0
 #define GROUPS 2
 #define HALVES 1
-#define TURNS 0
+#define PINGPONG 0
 #define CLUSTER_COLUMNS 1
 #define SPLIT 0
 #endif
@@ -76,7 +76,7 @@ static_assert(BN % 64 == 0 && SCALES_AT + STAGES * SCALES_BYTES <= 227 << 10, "t
 static_assert(!STAGED || PROMOTE, "a program with STAGED promotes");
 static_assert(SCALE_WARPS == 0 || BN == SCALE_BLOCK, "a tile has one scale of b");
 static_assert(STAGED || (HALVES == 1 && CLUSTER_COLUMNS == 1), "other tiles are computed with STAGED");
-static_assert(!TURNS || (STAGED && SETS == 1 && CONSUMERS == 2), "two groups take turns");
+static_assert(!PINGPONG || (STAGED && SETS == 1 && CONSUMERS == 2), "two groups take turns");
 static_assert(HALVES == 1 || SETS == 1, "two sets for two halves do not fit in the registers");
 static_assert(PROMOTE || SETS == 1, "a second set of sums is for additions");
 static_assert(PROMOTE || !BLOCK_SCALES, "the scales of blocks are multiplied by where sums are promoted");
@@ -433,7 +433,7 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
     RingPosition<STAGES> ring;
 #if STAGED
     // The first turn is group 0's.
-    if (TURNS && group == 1) named_barrier_arrive(TURN_BARRIER, 2 * GROUP_THREADS);
+    if (PINGPONG && group == 1) named_barrier_arrive(TURN_BARRIER, 2 * GROUP_THREADS);
     for_each_unit(arguments, [&](const Unit& unit) {
       float sums[HALVES][BN / 2];
       multiply_staged(sums, unit, group, pipeline, ring, stages);
@@ -445,7 +445,7 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
         else store(sums[half], arguments, part, group, buffer);
       }
     });
-    if (TURNS && group == 0) named_barrier(TURN_BARRIER, 2 * GROUP_THREADS);  // group 1's last arrival
+    if (PINGPONG && group == 0) named_barrier(TURN_BARRIER, 2 * GROUP_THREADS);  // group 1's last arrival
 #else
     for_each_unit(arguments, [&](const Unit& unit) {
       float sums[BN / 2];

@@ -65,12 +65,12 @@ struct StagedSum {
     const unsigned long long a_half = advance(a, stage_bytes + half * 64 * BK);
     const unsigned long long b_stage = advance(b, stage_bytes);
     if (half == 0) pipeline.wait_full(ring);
-    if constexpr (TURNS) named_barrier(TURN_BARRIER + group, 2 * GROUP_THREADS);
+    if constexpr (PINGPONG) named_barrier(TURN_BARRIER + group, 2 * GROUP_THREADS);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < BK / 32; ++k) {
       // The last product is a group of its own, which runs while the turn goes to the other group.
-      if (TURNS && k == BK / 32 - 1) wgmma_commit();
+      if (PINGPONG && k == BK / 32 - 1) wgmma_commit();
       constexpr int STEP_BYTES = K_STEP_BYTES<K_MAJOR>;
       WgmmaFp8<A_TYPE, B_TYPE, BN>::run(sums, advance(a_half, k * STEP_BYTES),
                                         advance(b_stage, k * STEP_BYTES), k > 0);
@@ -88,7 +88,7 @@ struct StagedSum {
   // Waits until at most PENDING younger parts run, and adds this one's sums.
   template <int PENDING>
   __device__ __forceinline__ void add(const float (&sums)[BN / 2], const StagedPart& part, int half) {
-    if constexpr (TURNS) {
+    if constexpr (PINGPONG) {
       wgmma_wait<1>();
       named_barrier_arrive(TURN_BARRIER + 1 - group, 2 * GROUP_THREADS);
     }

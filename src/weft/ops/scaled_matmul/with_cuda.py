@@ -88,8 +88,8 @@ class Config:
     added.
 
     ``staged``: a warp writes the scales of blocks beside the stages. Such a program may have three ``groups``
-    of warps that compute, two ``halves`` of 64 rows for each, groups that take ``turns``, and clusters of
-    ``cluster_columns`` columns of blocks, each row of which shares a.
+    of warps that compute, two ``halves`` of 64 rows for each, and clusters of ``cluster_columns`` columns of
+    blocks, each row of which shares a. With ``pingpong`` the products of two groups alternate.
     """
 
     columns: int
@@ -100,7 +100,7 @@ class Config:
     staged: bool = False
     groups: int = 2
     halves: int = 1
-    turns: bool = False
+    pingpong: bool = False
     cluster_columns: int = 1
 
     @property
@@ -152,14 +152,14 @@ STAGED = (
     Config(columns=128, stages=6, cluster=2, sets=2, staged=True),
     Config(columns=128, stages=6, cluster=4, cluster_columns=2, sets=2, staged=True),
     Config(columns=128, stages=4, halves=2, staged=True),
-    Config(columns=128, stages=4, halves=2, turns=True, staged=True),
+    Config(columns=128, stages=4, halves=2, pingpong=True, staged=True),
     Config(columns=128, stages=4, cluster=2, halves=2, staged=True),
     Config(columns=128, stages=4, cluster=2, cluster_columns=2, halves=2, staged=True),
-    Config(columns=128, stages=4, cluster=2, cluster_columns=2, halves=2, turns=True, staged=True),
+    Config(columns=128, stages=4, cluster=2, cluster_columns=2, halves=2, pingpong=True, staged=True),
     Config(columns=128, stages=4, groups=3, staged=True),
     Config(columns=128, stages=4, cluster=2, cluster_columns=2, groups=3, staged=True),
-    Config(columns=192, stages=5, turns=True, staged=True),
-    Config(columns=192, stages=5, cluster=2, turns=True, staged=True),
+    Config(columns=192, stages=5, pingpong=True, staged=True),
+    Config(columns=192, stages=5, cluster=2, pingpong=True, staged=True),
 )
 # By whether scales are of blocks.
 CHOSEN_FROM = {True: (*CANDIDATES[1:3], TWO_SETS), False: (*CANDIDATES[:3], TWO_SETS)}
@@ -197,7 +197,7 @@ def source(
         "STAGED": int(config.staged),
         "GROUPS": config.groups,
         "HALVES": config.halves,
-        "TURNS": int(config.turns),
+        "PINGPONG": int(config.pingpong),
         "CLUSTER_COLUMNS": config.cluster_columns,
         "SPLIT": int(is_split),
     }
@@ -208,7 +208,7 @@ def source(
         ("2sets", config.sets == 2),
         ("staged", config.staged),
         ("3groups", config.groups == 3),
-        ("turns", config.turns),
+        ("pingpong", config.pingpong),
         ("shares_a", config.cluster_columns > 1),
         ("split", is_split),
     )
