@@ -121,7 +121,7 @@ def source(dtype: torch.dtype, config: Config, epilogue: Epilogue = Epilogue.PLA
 
 
 def suits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return True if the kernel takes a (M, K) @ b (K, N), and is faster on their GPU than skinny.py."""
+    """Return True if the kernel takes a (M, K) @ b (K, N), and by the models is faster than skinny.py."""
     if not (supports(a, b) and has_wgmma(a.device)):
         return False
     return is_faster_than_skinny(b.shape[1], b.shape[0], num_sms(a.device))
