@@ -11,22 +11,21 @@ from weft.ops.attention.attention_wgmma import Config
 from weft.ops.attention.mask import BOTTOM_RIGHT
 
 BF16, FP16 = torch.bfloat16, torch.float16
-THREE, TWO = attention_wgmma.candidates(64)[:2]
-CAUSAL, FULL, SHARED = attention_wgmma.candidates(128)[:3]
+# What `choose` takes, by the largest head size.
+THREE, TWO, FEW = attention_wgmma.candidates(64)
+CAUSAL, FULL = attention_wgmma.candidates(96)
+(LARGE,) = attention_wgmma.candidates(128)
+(MIDDLE,) = attention_wgmma.candidates(192)
+(WIDE,) = attention_wgmma.candidates(256)
+INVARIANT = attention_wgmma.choose_invariant(128)
+# Small tiles, for several of them in a short call.
 SMALL = Config(keys=80, groups=2)
 SMALL_SHARED = Config(keys=80, groups=2, out_in_q=True)
 # The producer runs ahead into the next tile of queries.
 AHEAD = Config(keys=80, groups=2, query_slots=2, stages=3)
-AHEAD_THREE = Config(keys=128, groups=3, query_slots=2)
 FAR_AHEAD = Config(keys=80, groups=3, query_slots=2, stages=4)
 FREE = Config(keys=80, groups=3, query_slots=2, stages=3, pingpong=False)
-FREE_TWO = Config(keys=128, groups=2, pingpong=False)
-NARROW = Config(keys=128, groups=3, query_slots=2, stages=3, narrow_end=True)
 NARROW_TWO = Config(keys=128, groups=2, narrow_end=True, pingpong=False)
-KEYS_FIRST = Config(keys=80, groups=2, keys_first=True)
-KEYS_FIRST_SHARED = Config(keys=80, groups=2, out_in_q=True, keys_first=True)
-WIDE = attention_wgmma.candidates(256)[0]
-MIDDLE = attention_wgmma.candidates(192)[0]
 LATE_MASK = {"causal": True, "alignment": BOTTOM_RIGHT}
 # dtype, (B, H, Tq, D), (Hkv, Tk), key lengths, options, configuration.
 Point = tuple[torch.dtype, tuple[int, int, int, int], tuple[int, int], Any, dict[str, Any], Config]
@@ -37,9 +36,9 @@ POINTS: list[Point] = [
     (BF16, (2, 2, 150, 40), (1, 290), [290, 33], {"causal": True}, THREE),
     (FP16, (1, 3, 70, 8), (3, 19), None, {"causal": True}, THREE),
     (BF16, (1, 2, 129, 80), (2, 200), None, {"causal": True}, CAUSAL),
-    (BF16, (1, 2, 70, 128), (2, 330), None, {}, FULL),
-    (FP16, (1, 4, 140, 128), (2, 150), None, {"causal": True}, CAUSAL),
-    (BF16, (2, 1, 130, 96), (1, 370), [177, 352], {}, SHARED),
+    (BF16, (1, 2, 70, 96), (2, 330), None, {}, FULL),
+    (FP16, (1, 4, 140, 128), (2, 150), None, {"causal": True}, LARGE),
+    (BF16, (2, 1, 130, 96), (1, 370), [177, 352], {}, Config(keys=176, groups=2, out_in_q=True)),
     (FP16, (1, 1, 150, 72), (1, 40), None, {"causal": True}, SMALL),
     (BF16, (1, 1, 70, 192), (1, 130), None, {"causal": True}, MIDDLE),
     (BF16, (2, 1, 33, 256), (1, 170), [100, 161], {}, WIDE),
@@ -47,28 +46,39 @@ POINTS: list[Point] = [
     (FP16, (1, 1, 330, 8), (1, 200), None, {"causal": True, "window": 33}, SMALL),
     (BF16, (1, 2, 150, 72), (2, 410), None, {**LATE_MASK, "window": 100}, SMALL_SHARED),
     (BF16, (3, 1, 170, 64), (1, 300), [0, 300, 130], {**LATE_MASK, "window": 1}, TWO),
-    (FP16, (1, 1, 200, 128), (1, 90), None, LATE_MASK, CAUSAL),  # the first queries see no key
-    (BF16, (1, 2, 130, 64), (1, 333), None, {"softcap": 3.0}, TWO),
-    (FP16, (1, 1, 140, 80), (1, 150), None, {"causal": True, "softcap": 1.0}, CAUSAL),
-    (BF16, (2, 1, 150, 8), (1, 370), [177, 352], {**LATE_MASK, "window": 150, "softcap": 2.0}, THREE),
+    (FP16, (1, 1, 200, 128), (1, 90), None, LATE_MASK, INVARIANT),  # the first queries see no key
+    (BF16, (1, 2, 130, 64), (1, 333), None, {"softcap": 3.0}, TWO.for_softcap),
+    (FP16, (1, 1, 140, 128), (1, 150), None, {"causal": True, "softcap": 1.0}, LARGE.for_softcap),
+    (
+        BF16,
+        (2, 1, 150, 8),
+        (1, 370),
+        [177, 352],
+        {**LATE_MASK, "window": 150, "softcap": 2.0},
+        THREE.for_softcap,
+    ),
     # Two slots of queries: four or more tiles for each of the two blocks.
-    (BF16, (2, 4, 201, 64), (2, 201), None, {"causal": True}, AHEAD_THREE),
+    (BF16, (2, 4, 201, 64), (2, 201), None, {"causal": True}, THREE),
     (FP16, (2, 4, 300, 40), (1, 333), [290, 33], {"causal": True}, AHEAD),
     (BF16, (3, 4, 197, 8), (4, 97), None, {}, FAR_AHEAD),
     (FP16, (2, 2, 450, 48), (1, 450), None, {"causal": True}, FREE),
-    (BF16, (3, 3, 150, 64), (1, 300), [0, 300, 130], {}, FREE_TWO),
+    (BF16, (3, 4, 197, 64), (2, 197), [0, 197, 150], {}, FEW),
+    (BF16, (3, 4, 201, 64), (2, 201), [0, 201, 60], {"causal": True}, THREE),
+    (BF16, (3, 4, 150, 128), (2, 300), [0, 300, 130], {}, LARGE),
+    (FP16, (1, 3, 400, 112), (1, 400), None, {"causal": True}, LARGE),
     (BF16, (1, 3, 500, 8), (1, 500), None, {"causal": True, "window": 100}, AHEAD),
     (FP16, (2, 2, 420, 40), (1, 600), [600, 333], {**LATE_MASK, "window": 150}, FREE),
     (BF16, (3, 2, 290, 8), (1, 370), [177, 352, 0], {**LATE_MASK, "window": 70, "softcap": 2.0}, FAR_AHEAD),
     (FP16, (1, 4, 200, 128), (2, 90), None, LATE_MASK, AHEAD),
-    (BF16, (3, 2, 170, 64), (1, 300), [0, 300, 130], {**LATE_MASK, "window": 90}, KEYS_FIRST),
-    (FP16, (1, 4, 200, 128), (2, 90), None, LATE_MASK, KEYS_FIRST_SHARED),
+    (BF16, (2, 2, 300, 128), (1, 300), [300, 33], {**LATE_MASK, "window": 130}, LARGE),
     # Half of the last tile of keys is computed alone: for every other group, or at the keys' end.
-    (BF16, (2, 2, 450, 64), (2, 450), None, {"causal": True}, NARROW),
-    (FP16, (2, 3, 200, 40), (1, 180), [180, 33], {}, NARROW),
+    (BF16, (2, 2, 450, 64), (2, 450), None, {"causal": True}, THREE),
+    (FP16, (2, 3, 200, 40), (1, 180), [180, 33], {}, THREE),
+    (FP16, (2, 4, 180, 64), (2, 300), None, {"causal": True}, TWO),
+    (BF16, (2, 3, 290, 96), (1, 290), [290, 0], {"causal": True}, CAUSAL),
     (BF16, (1, 2, 400, 8), (1, 330), None, {"causal": True, "softcap": 2.0}, NARROW_TWO),
-    (FP16, (2, 2, 420, 8), (1, 600), [600, 333], {**LATE_MASK, "window": 150}, NARROW),
-    (BF16, (3, 1, 170, 80), (1, 300), [0, 300, 150], {**LATE_MASK, "window": 1}, NARROW_TWO),
+    (FP16, (2, 2, 420, 8), (1, 600), [600, 333], {**LATE_MASK, "window": 150}, THREE),
+    (BF16, (3, 1, 170, 80), (1, 300), [0, 300, 150], {**LATE_MASK, "window": 1}, CAUSAL),
 ]
 # A block computes several tiles of queries, each over several tiles of keys; heads share keys, and the last
 # tile of keys ends with NaN. The second: groups that see different numbers of tiles of keys.
@@ -86,8 +96,8 @@ CAPPED: Point = (BF16, (1, 1, 70, 8), (1, 200), None, {"softcap": 1.5}, SMALL)
 # Short tiles, of which the producer has two ahead.
 SLOTS: Point = (BF16, (2, 4, 300, 8), (4, 60), None, {}, AHEAD)
 # The second tile of keys has 52, whose scores are larger than those of the first.
-NARROW_END: Point = (BF16, (1, 2, 330, 8), (1, 180), None, {}, NARROW)
-NARROW_CAUSAL: Point = (BF16, (1, 2, 450, 8), (1, 450), None, {"causal": True}, NARROW)
+NARROW_END: Point = (BF16, (1, 2, 330, 8), (1, 180), None, {}, THREE)
+NARROW_CAUSAL: Point = (BF16, (1, 2, 450, 8), (1, 450), None, {"causal": True}, THREE)
 NARROW_OFTEN: Point = (BF16, (2, 4, 330, 8), (1, 180), None, {}, NARROW_TWO)
 IN_Q: Point = (BF16, (1, 3, 200, 72), (1, 200), None, {}, SMALL_SHARED)
 # name: the call, the text that is replaced, and by what; some have two replacements
@@ -237,11 +247,6 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         "    release_keys();\n    if (is_first_lane()) memory.queries().release(q_tile());\n"
         "    wgmma_wait<FOLLOWS ? 1 : 0>();\n    pin_registers(s);\n",
     ),
-    "the first keys are loaded twice": (
-        (BF16, (2, 4, 300, 8), (4, 90), None, {}, KEYS_FIRST),
-        " && !(KEYS_FIRST && j == task.first_key_tile)",
-        "",
-    ),
     "products read the queries of the other slot": (
         SLOTS,
         "const unsigned q = memory.q(q_tile());",
@@ -307,14 +312,3 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     ),
     "heads take the keys of the wrong group": (FEW_KEYS, "j * KEYS, task.head / args.group", "j * KEYS, 0"),
 }
-
-
-def is_new(config: Config) -> bool:
-    """Return True if a program has a ring that ships nowhere yet."""
-    return (
-        config.narrow_end
-        or config.query_slots > 1
-        or config.stages > 2
-        or config.keys_first
-        or not config.pingpong
-    )

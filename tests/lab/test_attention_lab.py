@@ -45,7 +45,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_line_has_the_rates_and_names_what_is_wrong(timed: list[int]) -> None:
     text, wrong = attention.line(((1, 4, 64, 16), 2, True), "cpu")
     # 4 x 4 x 64 x 64 x 16 / 2 = 524288 operations in 2 and in 1 us.
-    assert text == "1x4x64x16-2-causal chosen 128x128 {'cudnn': 0, '128x128': 1} WRONG: 128x160"
+    chosen = attention_wgmma.choose(16, 64, 64, True).label
+    assert text == f"1x4x64x16-2-causal chosen {chosen} {{'cudnn': 0, '128x128': 1}} WRONG: 128x160"
     assert wrong == ["128x160"] and timed == [100]
 
 

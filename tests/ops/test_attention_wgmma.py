@@ -17,16 +17,17 @@ from helpers.attention_wgmma_faults import (
     AHEAD,
     BF16,
     CAPPED,
+    CAUSAL,
     FAR_AHEAD,
     FAULTS,
     FEW_KEYS,
     FREE,
     IN_Q,
-    KEYS_FIRST,
+    INVARIANT,
+    LARGE,
     LATE,
     LATE_MASK,
     MANY,
-    NARROW,
     NARROW_CAUSAL,
     NARROW_END,
     NARROW_OFTEN,
@@ -40,7 +41,6 @@ from helpers.attention_wgmma_faults import (
     TWO,
     WINDOW,
     Point,
-    is_new,
 )
 from helpers.paths import SRC, TESTS
 from helpers.warp_emulator import EmulatorError
@@ -49,7 +49,7 @@ from weft.backends.nvrtc import CudaSource
 from weft.core import registry
 from weft.ops._common.hopper import tensor_map, wgmma_shapes
 from weft.ops.attention import attention_wgmma, with_cuda
-from weft.ops.attention.attention_wgmma import Config
+from weft.ops.attention.attention_wgmma import PLAIN, VARIANTS, Config
 from weft.ops.attention.mask import BOTTOM_RIGHT
 from weft.ops.attention.spec import AttentionOptions, reference
 
@@ -217,7 +217,8 @@ def test_a_head_has_the_same_bits_whatever_is_beside_it(config: Config, emulated
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("first", "config"),
-    [(SMALL, AHEAD), (SMALL, FAR_AHEAD), (SMALL, FREE), (SMALL, KEYS_FIRST), (TWO, NARROW)],
+    [(SMALL, AHEAD), (SMALL, FAR_AHEAD), (SMALL, FREE)]
+    + [(INVARIANT, config) for config in (THREE, TWO, CAUSAL, LARGE)],
     ids=lambda c: c.label,
 )
 def test_the_tile_of_keys_alone_decides_the_bits(first: Config, config: Config, emulated: None) -> None:
@@ -230,7 +231,7 @@ def test_the_tile_of_keys_alone_decides_the_bits(first: Config, config: Config, 
 # ---- Batch invariance: each call computes queries of the whole one again, beside others or alone.
 
 # (B, H, D), Hkv, tokens, options; scores are large, so that sums are rescaled in some tiles.
-INVARIANT: list[tuple[tuple[int, int, int], int, int, dict[str, Any]]] = [
+INVARIANT_CALLS: list[tuple[tuple[int, int, int], int, int, dict[str, Any]]] = [
     ((2, 2, 8), 2, 300, {}),
     ((1, 2, 72), 1, 290, {}),
     ((2, 2, 8), 1, 330, {"window": 140, "softcap": 3.0}),
@@ -287,7 +288,7 @@ def assert_queries_keep_their_bits(
 
 @needs_compiler
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("point", INVARIANT, ids=lambda p: "-".join(map(str, (*p[0], *p[3]))))
+@pytest.mark.parametrize("point", INVARIANT_CALLS, ids=lambda p: "-".join(map(str, (*p[0], *p[3]))))
 def test_a_query_has_the_same_bits_in_every_batch_and_length(
     point: tuple[tuple[int, int, int], int, int, dict[str, Any]], emulated: None
 ) -> None:
@@ -298,7 +299,7 @@ def test_a_query_has_the_same_bits_in_every_batch_and_length(
 @needs_compiler
 def test_other_tiles_of_keys_give_other_bits(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A configuration that depends on the length is seen."""
-    configs = iter([TWO, SMALL] + [TWO] * 99)
+    configs = iter([INVARIANT, SMALL] + [INVARIANT] * 99)
     monkeypatch.setattr(attention_wgmma, "choose_invariant", lambda d: next(configs))
     with pytest.raises(AssertionError):
         assert_queries_keep_their_bits((1, 1, 8), 1, 300, BF16, {}, [], "cpu")
@@ -331,16 +332,24 @@ def test_invariant_calls_name_their_limits() -> None:
         assert answer or "impl=" not in answer.reason
 
 
+# Of each width of a head in a product, what ships and what `choose` may take.
+SOURCES = dict.fromkeys(
+    (
+        *(s for s in attention_wgmma.aot_kernels() if "bfloat16" in s.label),
+        *(
+            attention_wgmma.source(BF16, d, c.for_softcap if v.softcap else c, v)
+            for d in (64, 80, 96, 128)
+            for c in attention_wgmma.candidates(d)
+            for v in (PLAIN, *VARIANTS)
+        ),
+    )
+)
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "source",
-    [s for s in attention_wgmma.aot_kernels() if "bfloat16" in s.label]
-    + [
-        attention_wgmma.source(BF16, d, c)
-        for d in (64, 128)
-        for c in attention_wgmma.candidates(d)
-        if is_new(c)
-    ],
+    SOURCES,
     ids=lambda s: s.label,
 )
 def test_products_run_during_the_exponentials(source: CudaSource) -> None:
@@ -376,9 +385,38 @@ def test_a_third_group_is_chosen_where_it_has_queries() -> None:
 
 
 def test_a_smaller_tile_of_keys_is_chosen_where_it_saves_keys() -> None:
-    keys = {t: attention_wgmma.choose(64, 197, t, False).keys for t in (112, 128, 197, 256, 400, 1024)}
-    assert keys == {112: 112, 128: 128, 197: 112, 256: 128, 400: 112, 1024: 128}
+    """Tiles of 128 end with half a tile: of 400 keys they compute 448 as tiles of 112 do, of 50 keys 64."""
+    keys = {t: attention_wgmma.choose(64, 197, t, False).keys for t in (50, 112, 128, 197, 256, 400, 1024)}
+    assert keys == {50: 128, 112: 112, 128: 128, 197: 112, 256: 128, 400: 128, 1024: 128}
     assert attention_wgmma.choose(64, 197, 197, True).keys == 128
+
+
+@pytest.mark.parametrize("keys", [80, 112, 128])
+@pytest.mark.parametrize("narrow_end", [False, True])
+def test_the_keys_that_a_group_computes_are_counted(keys: int, narrow_end: bool) -> None:
+    """As attention_wgmma.cu does it: is_narrow() for keys without a mask."""
+    config = Config(keys=keys, groups=2, narrow_end=narrow_end)
+    for tk in range(1, 3 * keys):
+        tiles = -(-tk // keys)
+        is_narrow = narrow_end and tk <= (tiles - 1) * keys + keys // 32 * 16
+        half = keys // 32 * 16
+        assert config.computed_keys(tk) == (tiles - 1) * keys + (half if is_narrow else keys)
+
+
+def test_every_candidate_is_chosen_somewhere() -> None:
+    calls = [(t, causal) for t in (197, 1024) for causal in (True, False)]
+    for most, configs in attention_wgmma.CANDIDATES.items():
+        chosen = {attention_wgmma.choose(most, t, t, causal) for t, causal in calls}
+        assert chosen == set(configs)
+
+
+@pytest.mark.parametrize("d", [8, 64, 72, 96, 104, 128, 192, 256])
+def test_capped_calls_take_the_same_tiles_of_keys_in_turns(d: int) -> None:
+    """They compute no half tile at the end."""
+    for t, causal in ((197, True), (197, False), (1024, True), (1024, False)):
+        config = attention_wgmma.choose(d, t, t, causal, softcap=True)
+        assert config.keys == attention_wgmma.choose(d, t, t, causal).keys
+        assert config.pingpong and not config.narrow_end
 
 
 def test_tensors_that_the_copy_engine_cannot_read_are_not_supported() -> None:
@@ -436,14 +474,10 @@ GPU_POINTS: list[tuple[tuple[int, int, int, int], tuple[int, int], Any, dict[str
 def test_the_forward_matches_the_reference_on_a_gpu(dtype: torch.dtype, d: int) -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wgmma exists on compute capability 9.0 alone")
-    for config in attention_wgmma.candidates(d):
-        # Each of their programs takes seconds to compile: they are compared at one dtype and two head sizes.
-        if is_new(config) and (dtype != BF16 or d not in (64, 128)):
-            continue
+    for config in dict.fromkeys((*attention_wgmma.candidates(d), attention_wgmma.choose_invariant(d))):
         for q, kv, lengths, options in GPU_POINTS:
-            if is_new(config) and "softcap" in options:
-                continue
-            point = (dtype, (*q[:3], d), kv, lengths, options, config)
+            one = config.for_softcap if "softcap" in options else config
+            point = (dtype, (*q[:3], d), kv, lengths, options, one)
             shares = [errors(point, 0, "cuda"), errors(point, 0, "cuda")]
-            assert max(shares[0]) <= 1.0, (q, kv, config.label)
+            assert max(shares[0]) <= 1.0, (q, kv, one.label)
             assert shares[0] == shares[1], "other bits in the second run"

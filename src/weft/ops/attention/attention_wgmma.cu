@@ -12,8 +12,7 @@
 //   between groups:  they issue their products in turns, so that one group's products run during the
 //                    exponentials of another. Without PINGPONG they issue them as they come.
 // With two QUERY_SLOTS the producer loads the next tile's queries and its first keys while the groups still
-// compute this one. With one slot it waits for the last group's products first; with KEYS_FIRST it has then
-// loaded the first keys already.
+// compute this one. With one slot it waits for the last group's products first.
 // Weights are rounded to T and stay in registers, as the first factor of the second product. v is its second
 // factor as it is stored (MN-major). Bytes: q read and out written once; k and v once by each block, mostly
 // from the L2.
@@ -40,7 +39,6 @@
 #define QUERY_SLOTS 1
 #define STAGES 2
 #define PINGPONG 1
-#define KEYS_FIRST 0
 #define NARROW_END 0
 #define BAND 0
 #define SOFTCAP 0
@@ -256,11 +254,10 @@ struct Producer {
     const int count = args.row_tiles * args.heads * args.batches;
     for (int index = blockIdx.x; index < count;) {
       const Task task = task_at(args, index);
-      if (KEYS_FIRST && task.first_key_tile < task.key_tiles) load_keys(task, task.first_key_tile);
       load_queries(index, task);
       // In the order in which the consumers use them: k(0), k(1), v(0), k(2), v(1), ...
       for (int j = task.first_key_tile; j <= task.key_tiles; ++j) {
-        if (j < task.key_tiles && !(KEYS_FIRST && j == task.first_key_tile)) load_keys(task, j);
+        if (j < task.key_tiles) load_keys(task, j);
         if (j > task.first_key_tile) load_values(task, j - 1);
       }
       index = next_index(index);

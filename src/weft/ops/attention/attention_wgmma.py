@@ -25,12 +25,13 @@ GROUP_THREADS, ROWS = 128, 64  # threads and queries of a warp group
 # Keys and values of heads that are computed side by side: half of the L2 cache, whose other half has what
 # the blocks read beside them.
 SECTION_BYTES = 24 << 20
+# Figures of this file, in TFLOP/s: results/nvidia-h200/attention-slots-2026-11-28.json.
 # A third group is worth it unless its larger tile has so many more rows past the last query: 1024 and 512
-# queries, 1.125 times as many, are faster with three groups (H200: 309 and 302 TFLOP/s; 330 and 306), and
-# 197, 1.5 times, with two (120 and 138).
+# queries, 1.125 times as many, are faster with three groups (336 and 310; 320 and 301), and 197, 1.5 times,
+# with two (124 and 145).
 MOST_PADDING = 1.2
-# A smaller tile of keys is worth it where so many fewer keys are computed: of 197 keys 224, not 256 (146 and
-# 138 TFLOP/s).
+# A smaller tile of keys is worth it where so many fewer keys are computed: of 197 keys 224, not 256 (155 and
+# 145).
 LEAST_SAVING = 1.05
 
 
@@ -69,10 +70,10 @@ class Config:
     tiles of keys, but the next queries are then loaded only after the outputs are stored.
 
     ``stages`` tiles of keys, and as many of values, are in shared memory. With two ``query_slots`` the next
-    tile of queries and its first keys are loaded before the groups have finished this one. With
-    ``keys_first`` the first keys of a tile are loaded before its queries. With a ``narrow_end`` a group that
-    sees at most half of its last tile of keys computes that half alone. With ``pingpong`` the groups issue
-    their products in turns (FlashAttention-3's name). The bits of the results depend on ``keys`` alone.
+    tile of queries and its first keys are loaded before the groups have finished this one. With a
+    ``narrow_end`` a group that sees at most half of its last tile of keys computes that half alone. With
+    ``pingpong`` the groups issue their products in turns (FlashAttention-3's name). The bits of the results
+    depend on ``keys`` alone.
     """
 
     keys: int
@@ -81,7 +82,6 @@ class Config:
     query_slots: int = 1
     stages: int = 2
     pingpong: bool = True
-    keys_first: bool = False
     narrow_end: bool = False
 
     @property
@@ -99,11 +99,25 @@ class Config:
             "-shared": self.out_in_q,
             f"-slots{self.query_slots}": self.query_slots > 1,
             f"-stages{self.stages}": self.stages > 2,
-            "-keysfirst": self.keys_first,
             "-narrow": self.narrow_end,
             "-free": not self.pingpong,
         }
         return f"{self.rows}x{self.keys}" + "".join(part for part, is_set in parts.items() if is_set)
+
+    @property
+    def for_softcap(self) -> Config:
+        """This configuration for capped scores, with the same bits.
+
+        A cap takes two more operations of the exponentials' unit for each score: the groups take turns, since
+        exponentials weigh more than products then. Half a tile at the end spills registers in one program.
+        """
+        return replace(self, narrow_end=False, pingpong=True)
+
+    def computed_keys(self, tk: int) -> int:
+        """Keys that a group computes of ``tk`` visible ones."""
+        whole, rest = divmod(tk, self.keys)
+        half = self.keys // 32 * 16
+        return whole * self.keys + (rest > 0) * (half if self.narrow_end and rest <= half else self.keys)
 
     def smem_bytes(self, d: int) -> int:
         row_bytes = -(-d // 64) * 128
@@ -113,44 +127,30 @@ class Config:
         return tiles * row_bytes + 16 * (2 * self.stages + query_tiles) + 8 * query_tiles + 8
 
 
-# By the largest head size: the configurations that were considered, those of `choose` first. Those with two
-# slots, three stages, the keys first or a narrow end have no measurements yet.
+# By the largest head size: the configurations that `choose` takes.
 CANDIDATES = {
+    # 1024 keys, causal: 336; with one slot and two stages 301; cuDNN 324. 512 keys without a mask: 320, with
+    # or without a narrow end; with one slot and two stages 307; cuDNN 313.
     64: (
-        Config(keys=128, groups=3),
-        Config(keys=128, groups=2),
-        Config(keys=112, groups=2),
-        Config(keys=96, groups=3),
-        Config(keys=128, groups=3, keys_first=True),
-        Config(keys=128, groups=3, query_slots=2, stages=3),
-        Config(keys=128, groups=3, query_slots=2, stages=3, pingpong=False),
         Config(keys=128, groups=3, query_slots=2, stages=3, narrow_end=True),
-        Config(keys=128, groups=3, query_slots=2, stages=3, narrow_end=True, pingpong=False),
-        Config(keys=128, groups=3, query_slots=2, stages=2, narrow_end=True),
-        Config(keys=128, groups=2, query_slots=2, stages=3),
         Config(keys=128, groups=2, query_slots=2, stages=3, narrow_end=True),
         Config(keys=112, groups=2, query_slots=2, stages=3),
     ),
-    128: (
-        Config(keys=128, groups=2),
-        Config(keys=160, groups=2),
-        Config(keys=176, groups=2, out_in_q=True),
-        Config(keys=128, groups=2, query_slots=2),
-        Config(keys=128, groups=2, query_slots=2, pingpong=False),
+    # Not measured. Two slots and a narrow end gain for heads of 64 and cost heads of 128 nothing (4096 keys,
+    # causal: 555, without both 554). Groups take turns, because the products take less than twice the time of
+    # the exponentials.
+    96: (
         Config(keys=128, groups=2, query_slots=2, narrow_end=True),
-        Config(keys=128, groups=2, keys_first=True),
-        Config(keys=160, groups=2, keys_first=True),
-        Config(keys=176, groups=2, out_in_q=True, keys_first=True),
+        Config(keys=160, groups=2),
     ),
-    192: (
-        Config(keys=96, groups=2, out_in_q=True),
-        Config(keys=96, groups=2, out_in_q=True, keys_first=True),
-    ),
-    256: (
-        Config(keys=80, groups=2, out_in_q=True),
-        Config(keys=80, groups=2, out_in_q=True, keys_first=True),
-    ),
+    # 4096 keys, causal: 558, in turns 553, with one slot 554. Without a mask: 608, 128x160 608. 16384 keys,
+    # causal: 609, 128x160 614; one length is too little to say from where on.
+    128: (Config(keys=128, groups=2, query_slots=2, pingpong=False),),
+    192: (Config(keys=96, groups=2, out_in_q=True),),
+    256: (Config(keys=80, groups=2, out_in_q=True),),
 }
+# Batch-invariant calls up to heads of 128 keep the program whose bits were compared on a GPU.
+INVARIANT = Config(keys=128, groups=2)
 
 
 def candidates(d: int) -> tuple[Config, ...]:
@@ -158,28 +158,28 @@ def candidates(d: int) -> tuple[Config, ...]:
     return next(configs for most, configs in CANDIDATES.items() if d <= most)
 
 
-def choose(d: int, tq: int, tk: int, causal: bool) -> Config:
+def choose(d: int, tq: int, tk: int, causal: bool, softcap: bool = False) -> Config:
     """Return the configuration of a call.
 
     It does not depend on the numbers of batches and heads: another number of keys in a tile would give other
     bits. A causal mask cuts tiles of 128 keys evenly, and hides less of them than of larger ones.
     """
     first, *others = candidates(d)
-    if d > 128:
-        return first
-    if d > 64:
-        return first if causal else others[0]
-    second, third, *_ = others
-    rows = [-(-tq // config.rows) * config.rows for config in (first, second)]
-    if rows[0] <= MOST_PADDING * rows[1]:
-        return first
-    keys = [-(-tk // config.keys) * config.keys for config in (second, third)]
-    return third if not causal and keys[0] >= LEAST_SAVING * keys[1] else second
+    config = first
+    if d <= 64:
+        second, third = others
+        rows = [-(-tq // config.rows) * config.rows for config in (first, second)]
+        if rows[0] > MOST_PADDING * rows[1]:
+            saves_keys = second.computed_keys(tk) >= LEAST_SAVING * third.computed_keys(tk)
+            config = third if saves_keys and not causal else second
+    elif others and not causal:
+        config = others[0]
+    return config.for_softcap if softcap else config
 
 
 def choose_invariant(d: int) -> Config:
     """Return the configuration of batch-invariant calls: the head size alone decides."""
-    return next(config for config in candidates(d) if config.groups == 2)
+    return INVARIANT if d <= 128 else candidates(d)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +230,6 @@ def source(dtype: torch.dtype, d: int, config: Config, variant: Variant = PLAIN)
         "QUERY_SLOTS": config.query_slots,
         "STAGES": config.stages,
         "PINGPONG": int(config.pingpong),
-        "KEYS_FIRST": int(config.keys_first),
         "NARROW_END": int(config.narrow_end),
         **variant.defines,
     }
@@ -267,7 +266,7 @@ def forward(
 
     ``lengths`` (B,) int32, contiguous: the visible keys of each batch, None: all.
     """
-    config = choose(q.shape[3], q.shape[2], k.shape[2], options.causal)
+    config = choose(q.shape[3], q.shape[2], k.shape[2], options.causal, options.softcap is not None)
     return forward_with(config, q, k, v, lengths, options)
 
 
@@ -342,7 +341,9 @@ def aot_kernels() -> tuple[CudaSource, ...]:
     and in bfloat16 each variant, and those of batch-invariant calls."""
     calls = [(d, t, causal) for d in (64, 128, 256) for t in (197, 4096) for causal in (True, False)]
     pairs = dict.fromkeys((d, choose(d, t, t, causal)) for d, t, causal in calls)
-    variants = [source(DTYPES[0], d, choose(d, 4096, 4096, True), v) for d in (64, 128) for v in VARIANTS]
+    variants = [
+        source(DTYPES[0], d, choose(d, 4096, 4096, True, v.softcap), v) for d in (64, 128) for v in VARIANTS
+    ]
     variants += [source(DTYPES[0], d, choose_invariant(d), VARIANTS[0]) for d in (64, 128, 256)]
     plain = (source(dtype, d, config) for dtype in DTYPES for d, config in pairs)
     return tuple(dict.fromkeys((*plain, *variants)))
