@@ -38,7 +38,7 @@ POINTS: list[Point] = [
     (BF16, (1, 2, 129, 80), (2, 200), None, {"causal": True}, CAUSAL),
     (BF16, (1, 2, 70, 96), (2, 330), None, {}, FULL),
     (FP16, (1, 4, 140, 128), (2, 150), None, {"causal": True}, LARGE),
-    (BF16, (2, 1, 130, 96), (1, 370), [177, 352], {}, Config(keys=176, groups=2, out_in_q=True)),
+    (BF16, (2, 1, 130, 96), (1, 370), [177, 352], {}, FULL),
     (FP16, (1, 1, 150, 72), (1, 40), None, {"causal": True}, SMALL),
     (BF16, (1, 1, 70, 192), (1, 130), None, {"causal": True}, MIDDLE),
     (BF16, (2, 1, 33, 256), (1, 170), [100, 161], {}, WIDE),
