@@ -44,15 +44,15 @@ MEASURED = """
 
 def points() -> list[tuple[tuple[int, int, int], bool, float, dict[tuple[with_cuda.Config, int], float]]]:
     """Return for each size: the size, whether scales are of blocks, the fastest time, and times by choice."""
-    found = []
+    parsed = []
     for record in re.split(r"\n(?=\d)", MEASURED.strip()):
         m, n, k, mode, fastest, *times = record.split()
         by_choice = {}
         for time in times:
             name, splits, us = re.split("[/=]", time)
             by_choice[getattr(with_cuda, name), int(splits)] = float(us)
-        found.append(((int(m), int(n), int(k)), mode == BLOCKS, float(fastest.split("=")[1]), by_choice))
-    return found
+        parsed.append(((int(m), int(n), int(k)), mode == BLOCKS, float(fastest.split("=")[1]), by_choice))
+    return parsed
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_the_choice_takes_at_most_3_percent_longer_than_the_fastest_program(
 def test_the_model_gives_the_measured_times(
     size: tuple[int, int, int], by_blocks: bool, fastest: float, measured: dict[Any, float]
 ) -> None:
-    """Of 512 rows it says more: with one wave of tiles or two the clock is higher than in the model."""
+    """The model may be 13 % too high at 512 rows: with one wave or two the clock is higher than in it."""
     most = 1.13 if size[0] == 512 else 1.03
     for (config, splits), us in measured.items():
         estimated = with_cuda.estimated_us(*size, config, splits, 132, by_blocks)

@@ -84,6 +84,16 @@ STAGED_FAULTS: dict[str, tuple[with_cuda.Config, str, str]] = {
         "part.row += (group * (HALVES - 1) + half) * 64;",
         "part.row += group * (HALVES - 1) * 64;",
     ),
+    "partial sums of a second half replace the first's": (
+        HALVES,
+        "arguments, unit, group * HALVES + half);",
+        "arguments, unit, group * HALVES);",
+    ),
+    "partial sums of one block of a cluster replace the other's": (
+        THREE_GROUPS,
+        "(index - whole) * CLUSTER + rank;",
+        "(index - whole) * CLUSTER;",
+    ),
 }
 
 
@@ -128,12 +138,13 @@ def test_a_planted_fault_of_staged_scales_is_seen(
     config, old, new = STAGED_FAULTS[fault]
     file = STAGED if old in STAGED.read_text() else KERNEL
     warp_emulator.emulate_edited(monkeypatch, tmp_path, file.name, old, new, EMULATOR)
-    monkeypatch.setattr(with_cuda, "num_sms", lambda device: config.cluster)
+    splits, clusters = (3, 5) if "partial" in fault else (1, 1)
+    monkeypatch.setattr(with_cuda, "num_sms", lambda device: clusters * config.cluster)
     point = (2 * config.rows * config.cluster_rows - 56, 264, 1168, config, BLOCKS, E4M3, E4M3)
     errors = []
     for seed in range(4):
         try:
-            errors.append(product(point, seed))
+            errors.append(product(point, seed, splits))
         except EmulatorError:
             return
         if errors[-1] > 2:

@@ -65,8 +65,7 @@ constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 152 : STAGED && BLOCK_SCALES
 static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= (CONSUMERS == 3 ? 512 : 504));
 constexpr int SCALE_BLOCK = 128, SECTIONS = BN / 64;  // a section of 64 columns has one scale of b
 // Warps that write scales, rows of each, and steps whose scales a warp loads at a time.
-constexpr int SCALE_WARPS = STAGED && BLOCK_SCALES ? (BM > 128 ? 2 : 1) : 0;
-constexpr int SCALE_ROWS = BM / (BM > 128 ? 2 : 1), SCALE_STEPS = 4;
+constexpr int SCALE_WARPS = STAGED && BLOCK_SCALES ? 2 : 0, SCALE_ROWS = BM / 2, SCALE_STEPS = 4;
 constexpr int SCALES_AT = BARRIERS_AT + Pipeline<STAGES>::BYTES, SCALES_BYTES = SCALE_WARPS ? BM * 4 : 0;
 static_assert(BN % 64 == 0 && SCALES_AT + STAGES * SCALES_BYTES <= 227 << 10, "too much shared memory");
 static_assert(SCALE_WARPS == 0 || BN == SCALE_BLOCK, "a tile has one scale of b");
