@@ -123,8 +123,9 @@ def test_fp8_products_have_all_configurations_for_each_kind_of_scales(
     assert [line.split(" chosen ")[0] for line in lines] == [
         f"64 128 256 {k}" for k in ("tensor", "row", "1x128")
     ]
-    assert all("'torch-fast': 1.0" in line and "'256c1u': 1.0" in line for line in lines[:2])
-    assert "torch-fast" not in lines[2] and "256c1u" not in lines[2]
+    assert all("'torch-fast': 1.0" in line and "'192c1': 1.0" in line for line in lines[:2])
+    assert "torch-fast" not in lines[2] and "'192c1'" not in lines[2]
+    assert all("'192x128c2a': 1.0" in line and "'128c2d': 1.0" in line for line in lines)
 
 
 def test_a_table_has_the_figures_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

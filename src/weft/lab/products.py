@@ -11,8 +11,7 @@ orders of storage, and checks each result before it is timed.
 
 Names of configurations: rows of a tile and ``x`` where they are not 128, its columns, ``c`` and blocks of a
 cluster, ``a`` if they share a, ``p`` if warp groups alternate, ``b`` and the rows of tiles in a band where
-they are not 8, ``s`` and parts of K; for fp8 ``u`` if sums stay in the tensor cores, ``d`` if there are two
-sets of them.
+they are not 8, ``s`` and parts of K; for fp8 ``d`` if there are two sets of sums.
 
 Calls are in a CUDA graph, without gaps between them. The graphs of all contenders are replayed forwards and
 then backwards in each round; a figure is the median in microseconds a call. Weights are rotated, so that
@@ -284,9 +283,8 @@ def fp8_lines(device: str = "cuda", sizes: Sequence[Size] = FP8_SIZES) -> Iterat
             chosen, splits = scaled.choose(m, n, k, x.device, by_blocks)
             calls = library_fp8(a, b, scale_a, scale_b, by_blocks)
             libraries = tuple(calls)
-            for config in scaled.CANDIDATES:
-                if config.promotes or not by_blocks:
-                    calls[fp8_name(config)] = partial(_fp8_product, config, (a, b, scale_a, scale_b))
+            for config in scaled.COSTS[by_blocks]:
+                calls[fp8_name(config)] = partial(_fp8_product, config, (a, b, scale_a, scale_b))
             timed = _timed(calls, 2e-6 * m * n * k, libraries, 1200)
             yield f"{m} {n} {k} {a_blocks} chosen {fp8_name(chosen)}s{splits} {timed}"
 
@@ -310,7 +308,8 @@ def library_fp8(
 
 def fp8_name(config: scaled.Config) -> str:
     """Return the name of a configuration of float8; see the module's docstring."""
-    return f"{config.columns}c{config.cluster}" + "u" * (not config.promotes) + "d" * (config.sets == 2)
+    rows = f"{config.rows}x" if config.rows != 128 else ""
+    return f"{rows}{config.columns}c{config.cluster}" + "a" * config.share_a + "d" * (config.sets == 2)
 
 
 def few_rows_lines(

@@ -1,20 +1,19 @@
 // c = (scale_a a) (scale_b b) by Hopper's tensor cores (wgmma, sm_90a): fp8 factors, c in 16 bits.
 //
-// Persistent blocks of three warp groups, as in products/wgmma.cu. One thread of group 0 copies tiles of a
-// and b by the copy engine into a ring of STAGES stages; groups 1 and 2 each compute 64 x BN of c, and store
-// it through a buffer of their own. Both factors are K-major. K is taken 128 at a time, a row of 128 bytes;
-// the copy engine fills what lies outside of a and b with zeros, and writes nothing outside of c.
+// Persistent blocks, as in products/wgmma.cu. One thread of warp group 0 copies tiles of a and b by the copy
+// engine into a ring of STAGES stages; each of GROUPS other warp groups computes HALVES times 64 x BN of c,
+// and stores it through a buffer of its own. Both factors are K-major. K is taken 128 at a time, a row of 128
+// bytes; the copy engine fills what lies outside of a and b with zeros, and writes nothing outside of c.
 //
-// The tensor cores keep about 14 bits of a sum of fp8 products. With PROMOTE each step of 128 begins a new
-// sum there, which ordinary instructions then add to a second set of float32 registers. While one group does
-// so, the tensor cores work for the other. With BLOCK_SCALES that addition also multiplies by the scales of
+// The tensor cores keep about 14 bits of a sum of fp8 products. So each step of 128 begins a new sum there,
+// which ordinary instructions then add to a second set of float32 registers (promotion). While one group does
+// so, the tensor cores work for the others. With BLOCK_SCALES that addition also multiplies by the scales of
 // the step's blocks; without, scales are per row and column (or tensor), and the epilogue multiplies by them.
 // SETS is the number of sets of sums in the tensor cores. With 2, a group issues the products of the next
 // step before it adds up the sums of this one, and feeds the tensor cores without the other group.
-// With STAGED the scales of blocks come through the ring as well: a warp of group 0 multiplies those of a and
-// b, some steps ahead, and writes the products beside each stage. A group then computes HALVES parts of 64
-// rows, one after the other, in one set of sums; with 2, b is loaded half as often. With PINGPONG one
-// group's products begin when the other's end, so that the two never promote at the same time.
+// Tiles of more than 128 rows, by three groups or by two halves a group, load b less often. They are STAGED:
+// scales of blocks come through the ring, too (scaled_matmul_staged.cuh). The blocks of a cluster compute
+// tiles below each other, which share b, or with SHARE_A beside each other, which share a.
 // With SPLIT, K of the last tiles, which are fewer than SMs, is divided into equal parts that different
 // blocks take: each writes its sums in float32, and a second kernel adds them in the order of K.
 // Source of the design: NVIDIA's CUTLASS, and the promotion of DeepSeek-V3 (arXiv:2412.19437).
@@ -33,16 +32,14 @@
 #define BN 128
 #define STAGES 6
 #define CLUSTER 1
-#define PROMOTE 1
+#define SHARE_A 0
 #define SETS 1
 #define BLOCK_SCALES 0
-#define STAGED 0
 #define GROUPS 2
 #define HALVES 1
-#define PINGPONG 0
-#define CLUSTER_COLUMNS 1
 #define SPLIT 0
 #endif
+#define STAGED (GROUPS * HALVES > 2)
 
 using namespace hopper;
 
@@ -52,9 +49,8 @@ using T = WEFT_T;  // of c
 constexpr int CONSUMERS = GROUPS, BM = 64 * HALVES * CONSUMERS, BK = 128, BAND = 8;
 constexpr int THREADS = GROUP_THREADS * (1 + CONSUMERS);
 constexpr int A_BYTES = BM * BK, B_BYTES = BN * BK, STAGE_BYTES = A_BYTES + B_BYTES;
-// The blocks of a cluster compute tiles below each other, in CLUSTER_COLUMNS columns. Each loads a share of
-// the tile of b that its column has in common, and of the tile of a that its row has.
-constexpr int CLUSTER_ROWS = CLUSTER / CLUSTER_COLUMNS;
+// Each block of a cluster loads a share of the tile that all have in common, for all of them.
+constexpr int CLUSTER_ROWS = SHARE_A ? 1 : CLUSTER, CLUSTER_COLUMNS = SHARE_A ? CLUSTER : 1;
 constexpr int SHARE_COLUMNS = BN / CLUSTER_ROWS, B_SHARE = SHARE_COLUMNS * BK;
 constexpr int SHARE_ROWS = BM / CLUSTER_COLUMNS, A_SHARE = SHARE_ROWS * BK;
 constexpr unsigned short ALL_BLOCKS = (1 << CLUSTER) - 1;
@@ -69,17 +65,11 @@ constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 152 : STAGED && BLOCK_SCALES
 static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= (CONSUMERS == 3 ? 512 : 504));
 constexpr int SCALE_BLOCK = 128, SECTIONS = BN / 64;  // a section of 64 columns has one scale of b
 // Warps that write scales, rows of each, and steps whose scales a warp loads at a time.
-constexpr int SCALE_WARPS = STAGED && BLOCK_SCALES ? (BM > 128 ? 2 : 1) : 0;
-constexpr int SCALE_ROWS = BM / (BM > 128 ? 2 : 1), SCALE_STEPS = 4;
+constexpr int SCALE_WARPS = STAGED && BLOCK_SCALES ? 2 : 0, SCALE_ROWS = BM / 2, SCALE_STEPS = 4;
 constexpr int SCALES_AT = BARRIERS_AT + Pipeline<STAGES>::BYTES, SCALES_BYTES = SCALE_WARPS ? BM * 4 : 0;
 static_assert(BN % 64 == 0 && SCALES_AT + STAGES * SCALES_BYTES <= 227 << 10, "too much shared memory");
-static_assert(!STAGED || PROMOTE, "a program with STAGED promotes");
 static_assert(SCALE_WARPS == 0 || BN == SCALE_BLOCK, "a tile has one scale of b");
-static_assert(STAGED || (HALVES == 1 && CLUSTER_COLUMNS == 1), "other tiles are computed with STAGED");
-static_assert(!PINGPONG || (STAGED && SETS == 1 && CONSUMERS == 2), "two groups take turns");
-static_assert(HALVES == 1 || SETS == 1, "two sets for two halves do not fit in the registers");
-static_assert(PROMOTE || SETS == 1, "a second set of sums is for additions");
-static_assert(PROMOTE || !BLOCK_SCALES, "the scales of blocks are multiplied by where sums are promoted");
+static_assert(!STAGED || SETS == 1, "two sets for more rows do not fit in the registers");
 
 }  // namespace
 
@@ -119,11 +109,12 @@ __device__ __forceinline__ float scale_at(const Scale& scale, int row, int colum
 // if that is a part of K, else -1.
 struct Unit { int row, column, first, end, partial; };
 
-__device__ __forceinline__ int row_in_cluster(int rank) {
-  return CLUSTER_COLUMNS == 1 ? rank : rank % CLUSTER_ROWS;
+// First row and column of the tile that block `rank` of a cluster computes.
+__device__ __forceinline__ int first_row(const Tile& tile, int rank) {
+  return (tile.row * CLUSTER_ROWS + (SHARE_A ? 0 : rank)) * BM;
 }
-__device__ __forceinline__ int column_in_cluster(int rank) {
-  return CLUSTER_COLUMNS == 1 ? 0 : rank / CLUSTER_ROWS;
+__device__ __forceinline__ int first_column(const Tile& tile, int rank) {
+  return (tile.column * CLUSTER_COLUMNS + (SHARE_A ? rank : 0)) * BN;
 }
 
 // Calls `body` with each unit of this block. Blocks that run at the same time have the same part of K.
@@ -138,8 +129,7 @@ __device__ __forceinline__ void for_each_unit(const ScaledArguments& arguments, 
     const int split = is_part ? (index - whole) / (tiles - whole) : 0;
     const Tile tile =
         tile_at<BAND>(index - split * (tiles - whole), arguments.row_tiles, arguments.column_tiles);
-    Unit unit{(tile.row * CLUSTER_ROWS + row_in_cluster(rank)) * BM,
-              (tile.column * CLUSTER_COLUMNS + column_in_cluster(rank)) * BN, 0, k_steps, -1};
+    Unit unit{first_row(tile, rank), first_column(tile, rank), 0, k_steps, -1};
     if (is_part) {
       unit.first = (int)((long long)k_steps * split / splits);
       unit.end = (int)((long long)k_steps * (split + 1) / splits);
@@ -155,29 +145,18 @@ __device__ __forceinline__ void produce(const ScaledArguments& arguments, Pipeli
   tma_prefetch(&arguments.a);
   tma_prefetch(&arguments.b);
   const int rank = CLUSTER > 1 ? cluster_rank() : 0;
-  const int share = row_in_cluster(rank), a_share = column_in_cluster(rank);
+  const int a_share = SHARE_A ? rank : 0, b_share = SHARE_A ? 0 : rank;
   for_each_unit(arguments, [&](const Unit& unit) {
     for (int step = unit.first; step < unit.end; ++step, ring.next()) {
-      const unsigned stage = stages + ring.stage * STAGE_BYTES, b_at = stage + A_BYTES + share * B_SHARE;
-      const unsigned full = pipeline.full(ring.stage);
-      const int column = unit.column + share * SHARE_COLUMNS;
+      const unsigned stage = stages + ring.stage * STAGE_BYTES, full = pipeline.full(ring.stage);
+      const unsigned a_at = stage + a_share * A_SHARE, b_at = stage + A_BYTES + b_share * B_SHARE;
+      const int row = unit.row + a_share * SHARE_ROWS, column = unit.column + b_share * SHARE_COLUMNS;
       pipeline.begin_fill(ring, STAGE_BYTES);  // all shares of a and b arrive here
-      if constexpr (CLUSTER_COLUMNS == 1) tma_load(stage, &arguments.a, step * BK, unit.row, full);
-      else {
-        unsigned short same_row = 0;
-#pragma unroll
-        for (int other = 0; other < CLUSTER_COLUMNS; ++other) same_row |= 1 << other * CLUSTER_ROWS;
-        tma_load_multicast(stage + a_share * A_SHARE, &arguments.a, step * BK,
-                           unit.row + a_share * SHARE_ROWS, full, same_row << share);
-      }
-      if constexpr (CLUSTER_ROWS == 1) tma_load(b_at, &arguments.b, step * BK, column, full);
-      else if constexpr (CLUSTER_COLUMNS == 1)
+      if constexpr (SHARE_A) tma_load_multicast(a_at, &arguments.a, step * BK, row, full, ALL_BLOCKS);
+      else tma_load(a_at, &arguments.a, step * BK, row, full);
+      if constexpr (CLUSTER_ROWS > 1)
         tma_load_multicast(b_at, &arguments.b, step * BK, column, full, ALL_BLOCKS);
-      else {
-        constexpr unsigned short SAME_COLUMN = (1 << CLUSTER_ROWS) - 1;
-        tma_load_multicast(b_at, &arguments.b, step * BK, column, full,
-                           SAME_COLUMN << a_share * CLUSTER_ROWS);
-      }
+      else tma_load(b_at, &arguments.b, step * BK, column, full);
     }
   });
 }
@@ -193,15 +172,14 @@ constexpr int OUT_BARRIER = 1;  // of group 0; the next is group 1's
 namespace {
 
 // Issues the products of one step with this group's 64 rows of a.
-__device__ __forceinline__ void issue_step(float (&sums)[BN / 2], unsigned stage, int group,
-                                           bool accumulate) {
+__device__ __forceinline__ void issue_step(float (&sums)[BN / 2], unsigned stage, int group) {
   const unsigned a_at = stage + group * 64 * BK, b_at = stage + A_BYTES;
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < BK / 32; ++k)
     WgmmaFp8<A_TYPE, B_TYPE, BN>::run(sums, descriptor<K_MAJOR>(a_at + k * K_STEP_BYTES<K_MAJOR>),
                                       descriptor<K_MAJOR>(b_at + k * K_STEP_BYTES<K_MAJOR>),
-                                      accumulate || k > 0);
+                                      k > 0);
   wgmma_commit();
 }
 
@@ -260,7 +238,7 @@ struct PromotedSum {
   __device__ __forceinline__ int issue(float (&sums)[BN / 2]) {
     const int stage = ring.stage;
     pipeline.wait_full(ring);
-    issue_step(sums, stages + stage * STAGE_BYTES, group, false);
+    issue_step(sums, stages + stage * STAGE_BYTES, group);
     ring.next();
     return stage;
   }
@@ -313,24 +291,6 @@ __device__ __forceinline__ void multiply_promoted(float (&total)[BN / 2], const 
       sum.add<0>(first, first_stage);
     }
   }
-}
-
-// The same, all in the accumulators of the tensor cores: the products of one step run on while those of the
-// next are issued.
-__device__ __forceinline__ void multiply(float (&total)[BN / 2], const Unit& unit, int group,
-                                         Pipeline<STAGES> pipeline, RingPosition<STAGES>& ring,
-                                         unsigned stages) {
-  int previous = -1;
-  for (int step = unit.first; step < unit.end; ++step) {
-    pipeline.wait_full(ring);
-    issue_step(total, stages + ring.stage * STAGE_BYTES, group, step > unit.first);
-    wgmma_wait<1>();
-    if (previous >= 0 && threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(previous);
-    previous = ring.stage;
-    ring.next();
-  }
-  wgmma_wait<0>();
-  if (threadIdx.x % 32 == 0) pipeline.release_in_cluster<CLUSTER>(previous);
 }
 
 // Multiplies a thread's sums of one box of columns by the scales of their rows and columns.
@@ -432,8 +392,6 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
     const unsigned buffer = stages + STAGES * STAGE_BYTES + group * OUT_BYTES;
     RingPosition<STAGES> ring;
 #if STAGED
-    // The first turn is group 0's.
-    if (PINGPONG && group == 1) named_barrier_arrive(TURN_BARRIER, 2 * GROUP_THREADS);
     for_each_unit(arguments, [&](const Unit& unit) {
       float sums[HALVES][BN / 2];
       multiply_staged(sums, unit, group, pipeline, ring, stages);
@@ -445,12 +403,10 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
         else store(sums[half], arguments, part, group, buffer);
       }
     });
-    if (PINGPONG && group == 0) named_barrier(TURN_BARRIER, 2 * GROUP_THREADS);  // group 1's last arrival
 #else
     for_each_unit(arguments, [&](const Unit& unit) {
       float sums[BN / 2];
-      if constexpr (PROMOTE) multiply_promoted(sums, arguments, unit, group, pipeline, ring, stages);
-      else multiply(sums, unit, group, pipeline, ring, stages);
+      multiply_promoted(sums, arguments, unit, group, pipeline, ring, stages);
       if (SPLIT && unit.partial >= 0) store_partial(sums, arguments, unit, group);
       else store(sums, arguments, unit, group, buffer);
     });
@@ -475,9 +431,7 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS)
   const int divided = arguments.row_tiles * arguments.column_tiles - arguments.whole_tiles;
   const Tile tile =
       tile_at<BAND>(arguments.whole_tiles + number, arguments.row_tiles, arguments.column_tiles);
-  const int first_row = (tile.row * CLUSTER_ROWS + row_in_cluster(rank)) * BM;
-  const int row = first_row + group * 64 + accumulator_row(thread, 0);
-  const int first_column = (tile.column * CLUSTER_COLUMNS + column_in_cluster(rank)) * BN;
+  const int row = first_row(tile, rank) + group * 64 + accumulator_row(thread, 0);
   if (row >= arguments.rows) return;
   float sums[PIECE_VECTORS * 4] = {};
 #pragma unroll 4
@@ -495,7 +449,8 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS)
   }
 #pragma unroll
   for (int i = 0; i < PIECE_VECTORS * 4; i += 2) {
-    const int column = first_column + accumulator_column(thread, piece * PIECE_VECTORS * 4 + i);
+    const int column =
+        first_column(tile, rank) + accumulator_column(thread, piece * PIECE_VECTORS * 4 + i);
     const int of_row = row + (i & 2) * 4;
     if (of_row >= arguments.rows || column >= arguments.columns) continue;
     Vector<T, 2> out;
