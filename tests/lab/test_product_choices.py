@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from weft.core import WeftError
 from weft.lab import product_choices
 from weft.lab.product_choices import Timing
 from weft.ops._common.products import wgmma
@@ -52,6 +54,23 @@ def test_random_products_are_of_models_and_aligned(monkeypatch: pytest.MonkeyPat
     assert problems == product_choices.random_problems(100, 18) != product_choices.random_problems(100, 19)
     assert {p.kind for p in problems} == {"forward", "dx", "dw"}
     assert all(x % 8 == 0 for p in problems for x in p.size)
+
+
+def test_more_products_than_the_models_have_are_refused() -> None:
+    with pytest.raises(WeftError, match="random products"):
+        product_choices.random_problems(1000, 18)
+
+
+def test_the_survey_times_the_options_near_the_best_one() -> None:
+    lines = [json.loads(line) for line in product_choices.survey_lines("cpu", 4, 18)]
+    problems = product_choices.random_problems(4, 18)
+    assert [(line["m"], line["n"], line["k"]) for line in lines] == [p.size for p in problems]
+    for line, problem in zip(lines, problems, strict=True):
+        options = product_choices.survey_options(problem.size)
+        assert list(line["us"]) == [f"{config.label} s{splits}" for config, splits in options]
+        assert line["libraries"][0] == len(options) + 2.0
+    large = product_choices.survey_options((512, 768, 3072))
+    assert {config.k_parts for config, _ in large} > {1, 2} and {splits for _, splits in large} > {1, 2}
 
 
 def test_the_worst_products_are_timed_with_all_configurations() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import ctypes
 import re
 from dataclasses import replace
@@ -17,13 +16,11 @@ from helpers.paths import SRC, TESTS
 from helpers.warp_emulator import EmulatorError, copy_with_fault
 from weft.backends import disassemble
 from weft.backends.nvrtc import CudaSource
-from weft.lab.products import short_name
 from weft.ops._common.hopper import tensor_map, wgmma_shapes
 from weft.ops._common.products import align, wgmma
 
 EMULATOR = TESTS / "helpers" / "hopper_emulator.hpp"
 LIBRARY = SRC / "weft/ops/_common/hopper"
-RECORD = SRC.parent / "results/nvidia-h200/products-2026-11-24b.txt"
 PAIR, WIDE, ODD, MIDDLE, NARROW, MIDDLE_PAIR = wgmma.CANDIDATES[:6]  # PAIR: two blocks in a cluster
 NARROW_PAIR, PINGPONG, PINGPONG_PAIR, PINGPONG_WIDE = wgmma.CANDIDATES[6:10]
 SMALL_WIDE, SMALL, TALL, TALL_NARROW = wgmma.CANDIDATES[10:]  # tiles of 64 and 192 rows
@@ -455,73 +452,6 @@ def test_the_generated_shapes_are_current() -> None:
     assert (LIBRARY / "wgmma_tf32_shapes.cuh").read_text() == wgmma_shapes.text_tf32()
     assert (LIBRARY / "wgmma_register_shapes.cuh").read_text() == wgmma_shapes.text_registers()
     assert (LIBRARY / "wgmma_pixel_shapes.cuh").read_text() == wgmma_shapes.text_pixels()
-
-
-@pytest.mark.parametrize(
-    ("size", "expected", "splits"),
-    [
-        ((8192, 8192, 8192), PAIR, 1),  # it reads least from the L2 cache
-        ((16384, 3072, 768), PINGPONG_PAIR, 1),
-        ((2048, 2048, 2048), WIDE, 1),
-        ((512, 4096, 4096), MIDDLE_PAIR, 1),
-        ((1024, 1024, 1024), NARROW, 1),
-        ((768, 768, 16384), MIDDLE, 3),  # the gradient of a weight over 16384 tokens
-        ((128, 4096, 14336), MIDDLE, 4),
-    ],
-)
-def test_the_configuration_with_the_cheapest_waves_is_chosen(
-    size: tuple[int, int, int], expected: object, splits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Groups that alternate for many tiles; for few tiles those that keep most SMs busy, and parts of K."""
-    monkeypatch.setattr(wgmma, "num_sms", lambda device: 132)
-    m, n, k = size
-    a, b = torch.empty(m, k, dtype=BF16, device="meta"), torch.empty(k, n, dtype=BF16, device="meta")
-    assert wgmma.choose(a, b) == (expected, splits)
-
-
-def test_groups_alternate_where_k_is_short_and_the_epilogue_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wgmma, "num_sms", lambda device: 132)
-    for (m, n, k), epilogue, expected in (
-        ((16384, 3072, 768), GELU_PRE, True),
-        ((16384, 3072, 768), GELU, True),
-        ((512, 4096, 4096), BIAS, False),  # one tile an SM: nothing to alternate with
-        ((128, 768, 768), GELU, False),
-    ):
-        a, b = torch.empty(m, k, dtype=BF16, device="meta"), torch.empty(k, n, dtype=BF16, device="meta")
-        assert wgmma.choose(a, b, epilogue)[0].pingpong == expected, (m, n, k)
-
-
-def recorded() -> list[tuple[tuple[int, int, int], wgmma.Epilogue, dict[tuple[wgmma.Config, int], float]]]:
-    """Return the sizes and epilogues of the record, and microseconds by configuration and parts of K.
-
-    In that record all tiles were divided. Today's kernels do the same where there are fewer tiles than SMs.
-    """
-    names = {short_name(c): c for c in wgmma.CHOSEN_FROM}
-    points = []
-    for line in RECORD.read_text().partition("-- fp8")[0].splitlines():
-        if match := re.match(r"(\d+) (\d+) (\d+) (?:(\w+) )?chosen .*?({.*})", line):
-            figures = {name.partition("s"): us for name, us in ast.literal_eval(match[5]).items()}
-            figures = {key: us for key, us in figures.items() if key[0] in names}
-            times = {(names[name], int(splits or 1)): us for (name, _, splits), us in figures.items()}
-            size = int(match[1]), int(match[2]), int(match[3])
-            tiles = {c: -(-size[0] // (128 * c.cluster)) * -(-size[1] // c.columns) for c, _ in times}
-            times = {(c, s): us for (c, s), us in times.items() if s == 1 or tiles[c] < 132 // c.cluster}
-            points.append((size, wgmma.Epilogue[(match[4] or "plain").upper()], times))
-    return points
-
-
-def test_the_model_agrees_with_the_record() -> None:
-    """As its docstring says: the root-mean-square error, and what a choice among the recorded ones loses."""
-    errors, losses = [], []
-    points = recorded()
-    assert len({size for size, _, _ in points}) == 13 and len(points) == 24
-    for size, epilogue, times in points:
-        model = {option: wgmma.estimated_us(*size, *option, 132, epilogue) for option in times}
-        losses.append(times[min(model, key=lambda option: model[option])] / min(times.values()) - 1)
-        errors += [model[option] / times[option] - 1 for option in times]
-    assert max(losses) < 0.07 and sum(losses) / len(losses) < 0.015
-    assert len(errors) == 264
-    assert (sum(e * e for e in errors) / len(errors)) ** 0.5 < 0.085
 
 
 def test_every_configuration_fits_in_shared_memory() -> None:

@@ -21,7 +21,6 @@ from weft.ops._common.products import wgmma, wgmma_fused
 from weft.ops._common.products.wgmma_model import WITH_K_PARTS, Config, Epilogue
 
 PRODUCTS = SRC / "weft/ops/_common/products"
-CONFIGS = {c.label: c for c in WITH_K_PARTS}
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # m, n, k, configuration, dtype, whether a and b are contiguous along K
 POINTS = [
@@ -50,6 +49,16 @@ EPILOGUE_POINTS = [
     (139, 265, 197, "192x192x4-2k2", BF16, Epilogue.GELU_PRE),
 ]
 Point = tuple[int, int, int, str]
+
+
+def config_of(label: str) -> Config:
+    """Return the configuration with this label. The kernel takes more of them than products are given."""
+    numbers = re.fullmatch(r"(\d+)x(\d+)x(\d+)-(\d+)k(\d+)", label)
+    assert numbers, label
+    rows, columns, stages, cluster, k_parts = map(int, numbers.groups())
+    return Config(rows=rows, columns=columns, stages=stages, cluster=cluster, k_parts=k_parts)
+
+
 SPLIT: Point = (136, 136, 1160, "128x128x7-3k3")  # m, n, k, configuration
 SHARED: Point = (300, 136, 968, "64x128x4-4k2")  # blocks of two tiles that share b
 # name: file, the text that is replaced, by what, and a product that shows it
@@ -163,7 +172,7 @@ def title(point: Any) -> str:
 @pytest.mark.parametrize("point", POINTS, ids=title)
 def test_products_are_right_in_any_schedule(point: tuple[Any, ...], emulated: None) -> None:  # noqa: F811
     for seed in range(3):  # each launch switches threads in another order
-        assert product((*point[:3], CONFIGS[point[3]], *point[4:]), seed) < 0.6
+        assert product((*point[:3], config_of(point[3]), *point[4:]), seed) < 0.6
 
 
 @needs_compiler
@@ -172,22 +181,22 @@ def test_products_are_right_in_any_schedule(point: tuple[Any, ...], emulated: No
 def test_epilogues_are_right_in_any_schedule(point: tuple[Any, ...], emulated: None) -> None:  # noqa: F811
     *size, label, dtype, epilogue = point
     for seed in range(2):
-        assert max(epilogue_errors((*size, CONFIGS[label], dtype, epilogue, 1), seed)) < 0.6
+        assert max(epilogue_errors((*size, config_of(label), dtype, epilogue, 1), seed)) < 0.6
 
 
 @needs_compiler
 @pytest.mark.parametrize("label", ["128x128x7-3k3", "128x256x4-4k2"])
 def test_products_of_tf32(label: str, emulated: None) -> None:  # noqa: F811
     for seed, (size, storage) in enumerate((((136, 72, 260), "kk"), ((131, 204, 97), "mn"))):
-        a, b = operands((*size, CONFIGS[label], storage, 1), seed)
-        assert error(wgmma.forward_with(CONFIGS[label], a, b), a, b) < 0.6
+        a, b = operands((*size, config_of(label), storage, 1), seed)
+        assert error(wgmma.forward_with(config_of(label), a, b), a, b) < 0.6
 
 
 @needs_compiler
 def test_rows_are_scaled(emulated: None) -> None:  # noqa: F811
     a, b, factors = torch.randn(136, 328).to(BF16), torch.randn(328, 136).to(BF16), torch.randn(136)
     out = torch.full((136, 136), torch.nan, dtype=BF16)
-    wgmma_fused.scaled_rows_with(CONFIGS["128x128x7-2k2"], 1, a, b, factors, out)
+    wgmma_fused.scaled_rows_with(config_of("128x128x7-2k2"), 1, a, b, factors, out)
     exact = a.double() @ b.double() * factors.double()[:, None]
     unit = torch.finfo(BF16).eps * (exact.abs() + 1e-3 * 328**0.5)
     assert float(((out.double() - exact).abs() / unit).nan_to_num(1e9).max()) < 0.6
@@ -217,7 +226,7 @@ def test_the_bits_are_those_of_parts_that_a_second_kernel_adds(
     """The parts are added in one order, so that each schedule gives these bits."""
     m, n, k, label = point
     for seed in range(4):
-        assert differing(m, n, k, CONFIGS[label], seed // 2, monkeypatch) == 0
+        assert differing(m, n, k, config_of(label), seed // 2, monkeypatch) == 0
 
 
 @needs_compiler
@@ -242,7 +251,7 @@ def test_a_planted_fault_is_seen(
     wrong = 0
     for seed in range(40):
         try:
-            wrong = differing(m, n, k, CONFIGS[label], seed, monkeypatch)
+            wrong = differing(m, n, k, config_of(label), seed, monkeypatch)
         except EmulatorError:
             return
         if wrong:
@@ -266,16 +275,23 @@ def test_every_configuration_fits_in_shared_memory() -> None:
     assert all(c.smem_bytes * c.blocks_per_sm <= 227 << 10 for c in WITH_K_PARTS)
 
 
-def test_products_get_parts_of_k_in_a_cluster_only_behind_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("size", "label"),
+    [
+        ((512, 3072, 9216), "128x192x5-2k2"),
+        ((768, 3072, 8192), "192x192x4-2k2"),
+        ((512, 768, 3072), "128x128x7-8k4"),
+        ((768, 768, 16384), "128x192x5-4k4"),
+    ],
+)
+def test_few_tiles_and_a_long_k_get_parts_in_a_cluster(
+    size: tuple[int, int, int], label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(wgmma, "num_sms", lambda device: 132)
-    a = torch.empty(512, 9216, dtype=BF16, device="meta")
-    b = torch.empty(9216, 3072, dtype=BF16, device="meta")
-    for is_on in (False, True):
-        monkeypatch.setattr(wgmma, "CHOOSES_K_PARTS", is_on)
-        wgmma._choose.cache_clear()
-        assert (wgmma.choose(a, b)[0].k_parts > 1) == is_on
-        assert wgmma.choose(a, b, may_split=False)[0].k_parts == 1  # the bits would depend on the parts
-    wgmma._choose.cache_clear()
+    m, n, k = size
+    a, b = torch.empty(m, k, dtype=BF16, device="meta"), torch.empty(k, n, dtype=BF16, device="meta")
+    assert wgmma.choose(a, b) == (config_of(label), 1)
+    assert wgmma.choose(a, b, may_split=False)[0].k_parts == 1  # the bits would depend on the parts
 
 
 @pytest.mark.parametrize(
@@ -286,7 +302,7 @@ def test_a_repeated_call_has_its_own_addresses(
     epilogue: Epilogue,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wgmma, "choose", lambda *_, **__: (CONFIGS["128x128x7-2k2"], 1))
+    monkeypatch.setattr(wgmma, "choose", lambda *_, **__: (config_of("128x128x7-2k2"), 1))
 
     def stored(structure: Any) -> dict[str, int]:
         elements = {"c": structure.c_elements, "extra": structure.extra_elements or 0}

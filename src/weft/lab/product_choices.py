@@ -6,7 +6,8 @@ The parts: ``configurations`` times every configuration at a few sizes beside cu
 one run, forwards and then backwards in each round. ``sustained`` repeats four of them at one size for a while
 and reads the energy. ``counted`` counts bytes of DRAM and L2 by Nsight Compute. ``random`` times the chosen
 configuration at random sizes of published models; at the worst sizes it times all configurations, so that
-the loss by the choice and the loss by the kernels are told apart. Names of configurations are those of
+the loss by the choice and the loss by the kernels are told apart. ``survey`` times the configurations at
+random sizes, for a fit of the choice's model. Names of configurations are those of
 ``weft.lab.products``.
 
 The SM clock is the mean while a contender runs, from cycle counters (sm_clock.cu). ``B/clk`` are bytes that
@@ -16,6 +17,7 @@ the SMs receive from the L2 cache by arithmetic, a cycle of all SMs; a cluster's
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import statistics
 import subprocess
@@ -26,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +41,7 @@ from weft.lab.products import DTYPE, GRAPH_US, matrix, short_name
 from weft.machine.clocks import Sampler
 from weft.machine.device_limits import num_sms
 from weft.ops._common.products import wgmma
-from weft.ops._common.products.wgmma_model import K_STEP_BYTES, Config
+from weft.ops._common.products.wgmma_model import K_STEP_BYTES, LEAST_STEPS, MAX_SPLITS, NUM_SMS, Config
 from weft.ops.matmul import with_cuda, with_triton
 from weft.workbench.explain.ncu import find, output
 from weft.workbench.explain.ncu.process import options
@@ -77,6 +80,8 @@ RANDOM_SIZES, SEED = 100, 18
 LEAST_ROWS = 65  # fewer have a kernel of their own
 MOST_FLOP = 1.2e12  # of a random product: a call takes at most 2 ms
 MOST_ELEMENTS = 1 << 29  # of an operand or the product
+ATTEMPTS = 100  # for each random product, before the models are taken to have no more
+SURVEYED, SURVEY_SEED, SURVEY_FLOP, SURVEYED_SLOWNESS = 380, 777, 2.2e11, 1.5
 WORST = 10
 UNALIGNED = 12  # sizes that are no multiple of 8
 
@@ -315,11 +320,12 @@ class Problem(NamedTuple):
 def random_problems(count: int, seed: int) -> list[Problem]:
     """Return products of published models' linear layers, of random numbers of tokens, without repetition.
 
-    Their rows begin at multiples of 16 bytes.
+    Their rows begin at multiples of 16 bytes. Raises :class:`WeftError` if the models have too few.
     """
     rng = random.Random(seed)
     shapes = model_shapes()
     problems: dict[Problem, None] = {}
+    attempts = 0
     while len(problems) < count:
         model = rng.choice(shapes["models"])
         width, mlp = model["width"], model["mlp"]
@@ -338,7 +344,46 @@ def random_problems(count: int, seed: int) -> list[Problem]:
         elements = max(size[0] * size[1], size[1] * size[2], size[0] * size[2])
         if is_aligned and 2 * size[0] * size[1] * size[2] <= MOST_FLOP and elements <= MOST_ELEMENTS:
             problems[Problem(size, order, kind)] = None
+        attempts += 1
+        if attempts > ATTEMPTS * count:
+            raise WeftError("random products", expected=f"{count} different ones", got=len(problems))
     return list(problems)
+
+
+def survey_lines(
+    device: str = "cuda", count: int = SURVEYED, seed: int = SURVEY_SEED, most_flop: float = SURVEY_FLOP
+) -> Iterator[str]:
+    """Yield a JSON line for each of ``count`` random products: microseconds of all that a choice may take.
+
+    The model of the choice (wgmma_model.py) is fitted to these. Of the options that the model expects to
+    take much longer than the best one, none is timed.
+    """
+    problems = [p for p in random_problems(count, seed) if 2 * prod(p.size) <= most_flop]
+    options = {p: survey_options(p.size) for p in problems}
+    if device == "cuda":
+        for p, timed in options.items():
+            for is_split in (False, True):
+                configs = {config for config, splits in timed if (splits > 1) == is_split}
+                compile_all(configs, (p.order,), (is_split,))
+    for p, timed in options.items():
+        a, b = operands(p.size, p.order, device)
+        calls: list[Call] = [partial(wgmma.forward_with, c, a, b, splits) for c, splits in timed]
+        calls += [partial(by_library, name, a, b) for name in ("cublas", "cublaslt")]
+        us = [round(t.us, 2) for t in timings(calls, _calls_in_graph(p.size), device)]
+        names = [f"{config.label} s{splits}" for config, splits in timed]
+        sizes = dict(zip("mnk", p.size, strict=True))
+        figures = dict(zip(names, us[:-2], strict=True))
+        yield json.dumps({**sizes, "kind": p.kind, "libraries": us[-2:], "us": figures})
+
+
+def survey_options(size: Size) -> list[tuple[Config, int]]:
+    """Return configurations and parts of K that the model expects to be near the best one."""
+    steps = -(-size[2] * DTYPE.itemsize // K_STEP_BYTES)
+    most = max(1, min(MAX_SPLITS, steps // LEAST_STEPS))
+    options = [(c, splits) for c in wgmma.CHOSEN_FROM for splits in range(1, most + 1)]
+    options += [(c, 1) for c in wgmma.WITH_K_PARTS if c.k_parts <= most]
+    us = {option: wgmma.estimated_us(*size, *option, NUM_SMS) for option in options}
+    return [option for option in options if us[option] <= SURVEYED_SLOWNESS * min(us.values())]
 
 
 def random_lines(device: str = "cuda", count: int = RANDOM_SIZES, seed: int = SEED) -> Iterator[str]:
@@ -384,13 +429,16 @@ def worst_lines(
 ) -> Iterator[str]:
     """Yield a line for each product: what the choice loses to the best configuration, and that to cuBLAS."""
     configs = {short_name(c): c for c in wgmma.CANDIDATES}
+    orders = {p.order for p in problems}
     if device == "cuda":
-        compile_all(configs.values(), {p.order for p in problems}, (False, True))
+        compile_all(configs.values(), orders, (False, True))
+        compile_all(wgmma.WITH_K_PARTS, orders)
     yield "the worst: us chosen, us best of all, us of the better library; best / chosen, library / best"
     for p in problems:
         a, b = operands(p.size, p.order, device)
         steps = -(-p.size[2] * DTYPE.itemsize // K_STEP_BYTES)
         options = {f"{name}s1": (c, 1) for name, c in configs.items()}
+        options |= {f"{short_name(c)}s1": (c, 1) for c in wgmma.WITH_K_PARTS}
         # Parts of K of the tiles that do not fill all SMs.
         options |= {
             f"{name}s{splits}": (c, splits)
@@ -455,6 +503,7 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "sustained": sustained_lines,
     "counted": counted_lines,
     "random": random_lines,
+    "survey": survey_lines,
     "unaligned": unaligned_lines,
 }
 

@@ -11,7 +11,8 @@ orders of storage, and checks each result before it is timed.
 
 Names of configurations: rows of a tile and ``x`` where they are not 128, its columns, ``c`` and blocks of a
 cluster, ``a`` if they share a, ``p`` if warp groups alternate, ``b`` and the rows of tiles in a band where
-they are not 8, ``s`` and parts of K; for fp8 ``d`` if there are two sets of sums.
+they are not 8, ``k`` and parts of K in a cluster, ``s`` and parts of K of the last tiles; for fp8 ``d`` if
+there are two sets of sums.
 
 Calls are in a CUDA graph, without gaps between them. The graphs of all contenders are replayed forwards and
 then backwards in each round; a figure is the median in microseconds a call. Weights are rotated, so that
@@ -168,7 +169,8 @@ def short_name(config: wgmma.Config) -> str:
     """Return the name of a configuration in the printed lines; see the module's docstring."""
     band = f"b{config.band}" * (config.band != wgmma.Config.band)
     rows = "" if config.rows == 128 else f"{config.rows}x"
-    return f"{rows}{config.columns}c{config.cluster}" + "a" * config.share_a + "p" * config.pingpong + band
+    marks = f"k{config.k_parts}" * (config.k_parts > 1) + "a" * config.share_a + "p" * config.pingpong
+    return f"{rows}{config.columns}c{config.cluster}{marks}{band}"
 
 
 def wide_options(m: int, n: int, k: int) -> dict[str, tuple[wgmma.Config, int]]:

@@ -46,11 +46,6 @@
 #define B_MN 1
 #endif
 
-// Whether tensor maps are fetched before the kernel waits for the one before it.
-#ifndef EARLY_PREFETCH
-#define EARLY_PREFETCH (K_PARTS > 1)
-#endif
-
 using namespace hopper;
 
 namespace {
@@ -185,15 +180,9 @@ __device__ __forceinline__ void load_tile(unsigned to, const TensorMap* map, int
   }
 }
 
-__device__ __forceinline__ void prefetch_maps(const MatmulArguments& arguments) {
-  tma_prefetch(&arguments.a);
-  tma_prefetch(&arguments.b);
-}
-
 __device__ __forceinline__ void produce(const MatmulArguments& arguments, Pipeline<STAGES> pipeline,
                                         unsigned stages) {
   RingPosition<STAGES> ring;
-  if constexpr (!(EARLY_PREFETCH)) prefetch_maps(arguments);
   const int rank = SHARERS > 1 ? sharer() : 0;
   const int a_first = SHARE_A ? rank * A_ROWS : 0, b_first = SHARE_A ? 0 : rank * B_COLUMNS;
   for_each_unit(arguments, [&](const Unit& unit) {
@@ -266,7 +255,8 @@ extern "C" __global__ void CLUSTER_DIMENSIONS(CLUSTER) __launch_bounds__(THREADS
   const unsigned stages = shared_address(memory);
   const Pipeline<STAGES> pipeline{stages + BARRIERS_AT};
   if (threadIdx.x == 0) {
-    if constexpr (EARLY_PREFETCH) prefetch_maps(arguments);
+    tma_prefetch(&arguments.a);  // arguments: no need to wait for the kernel before this one
+    tma_prefetch(&arguments.b);
     for (int group = 0; group < CONSUMERS && K_PARTS == 1; ++group) {
       mbarrier_init(stages + TURNS_AT + group * 8, 4);
       mbarrier_init(stages + RESIDUALS_AT + group * 8, 1);

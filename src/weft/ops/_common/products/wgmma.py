@@ -108,8 +108,6 @@ class EndArguments(NamedTuple):
 # Epilogues of a sequence of launches, each of which may begin before the one before has ended.
 CHAINED = frozenset({Epilogue.EXPONENTIAL, Epilogue.ROW_SCALE, Epilogue.ACCUMULATE})
 NO_END = EndArguments()
-# Whether products get a configuration whose clusters divide K: only after its measurement.
-CHOOSES_K_PARTS = False
 OVERLAP = True  # a launch may begin before the kernel before it has ended; it waits before it reads
 
 
@@ -261,8 +259,7 @@ def _choose(
     most = max(1, min(MAX_SPLITS, -(-k * itemsize // K_STEP_BYTES) // LEAST_STEPS)) if may_split else 1
     configs = tuple(c for c in CHOSEN_FROM if not spills(c, epilogue))
     options = [(c, splits) for splits in range(1, most + 1) for c in configs]
-    if CHOOSES_K_PARTS:
-        options += [(c, 1) for c in WITH_K_PARTS if c.k_parts <= most]
+    options += [(c, 1) for c in WITH_K_PARTS if c.k_parts <= most]
 
     def cost(option: tuple[Config, int]) -> float:
         us = estimated_us(m, n, k, *option, sms, epilogue, itemsize=itemsize, l2_bytes=l2)
@@ -532,7 +529,7 @@ def aot_kernels() -> tuple[CudaSource, ...]:
     sources = []
     widest = next(c for c in CANDIDATES if c.cluster == 1)  # which most products get
     for dtype in DTYPES:
-        sources += [source(dtype, config, True, False) for config in CANDIDATES]
+        sources += [source(dtype, config, True, False) for config in (*CANDIDATES, *WITH_K_PARTS)]
         sources += [source(dtype, widest, *majors) for majors in ((True, True), (False, False))]
         # A gradient of weights: few tiles, and K is the number of tokens.
         sources += [source(dtype, widest, False, False, True)]

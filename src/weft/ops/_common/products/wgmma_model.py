@@ -81,30 +81,33 @@ class Config:
         return name + "-pingpong" * self.pingpong + band
 
 
-# Constants of estimated_us, fitted to results/nvidia-h200/product-choices-2026-11-28.txt and
-# products-2026-11-28.txt; L2_POWER is of the former alone.
-LAUNCH_US = 2.18
+# Constants of estimated_us, fitted to product-configurations-2026-11-28.jsonl, products-2026-11-28.txt and
+# product-choices-2026-11-28.txt of results/nvidia-h200.
+LAUNCH_US = 1.48
 FLOP_PER_CYCLE = 4096  # of an SM's tensor cores
 CLOCK_GHZ = (1.92, 1.33)  # with no SM at work, and with all: power limits the clock
-# Of a tile's steps: products of 64 columns are bound by shared memory.
-COLUMNS_FACTOR = {256: 1.0, 192: 1.02, 128: 0.99, 64: 1.27}
-FACTORS = {64: {128: 1.32, 64: 1.22}, 128: COLUMNS_FACTOR, 192: {192: 0.99, 128: 1.01}}  # by rows of a tile
+# Of a tile's steps, by its rows and columns.
+FACTORS = {
+    64: {128: 1.09, 64: 1.02},
+    128: {256: 0.999, 192: 0.943, 128: 0.962, 64: 1.16},
+    192: {192: 0.972, 128: 1.038},
+}
 # From the L2 cache to each SM, with all at work, on the device of the record: its L2 and its SMs.
-L2_BYTES_PER_NS, L2_BYTES, NUM_SMS = 75.5, 60 << 20, 132
-L2_PORT_BYTES_PER_NS = 174.0  # to one SM, however few are at work
-CLUSTER_FACTOR = 1.013
-# At the power limit bytes from the L2 cache cost clock: 8192^3, repeated for seconds on an H200, takes 1.64
-# ms with 256 columns in clusters of two, and 1.71 to 1.77 ms with 1.33 to 1.67 times the bytes. That is 0.07
-# to 0.1; calls between others, as in most records, show less of it. The value was chosen among four as one
-# that meets the test's bound on an older record, which is therefore no independent evidence for it.
-L2_POWER = 0.045
+L2_BYTES_PER_NS, L2_BYTES, NUM_SMS = 140.0, 60 << 20, 132
+L2_PORT_BYTES_PER_NS = 235.0  # to one SM, however few are at work
+LATENCY_NS = 1097  # from the request of a stage to its data: a step takes at least this, over the stages
+CLUSTER_FACTOR = 1.021
+# At the power limit bytes from the L2 cache cost clock. Calls of a millisecond reach it when they repeat:
+# for seconds 8192^3 takes 1.64 ms on an H200 with 256 columns in clusters of two, and 1.71 to 1.77 ms with
+# 1.33 to 1.67 times the bytes; in short graphs, as in the records, all take as long.
+L2_POWER, LONG_L2_POWER, LONG_CALL_US = 0.12, 0.2, 1000.0
 # Of a tile of 128 x 256: storing it, with the filling of the pipeline; GELU; a second output or a residual.
-STORE_US, GELU_US, EXTRA_US = 1.26, 0.68, 3.78
-# Those with an operation of the special-function unit, and those that read or write a second matrix. Only
-# GELU, GELU_PRE and RESIDUAL are in the record; the others are expected to take as long.
+STORE_US, GELU_US, EXTRA_US = 1.227, 0.457, 4.54
+# Those with an operation of the special-function unit, and those that read or write a second matrix. GELU,
+# GELU_PRE and RESIDUAL are in products-2026-11-28.txt; the others are expected to take as long.
 SPECIAL_FUNCTION = (Epilogue.GELU, Epilogue.GELU_PRE, Epilogue.SLOPE, Epilogue.EXPONENTIAL)
 SECOND_MATRIX = (Epilogue.GELU_PRE, Epilogue.RESIDUAL, Epilogue.SLOPE, Epilogue.ACCUMULATE)
-SUM_LAUNCH_US, PARTIAL_BYTES_PER_US = 0.35, 4.06e6
+SUM_LAUNCH_US, PARTIAL_BYTES_PER_US = 2.43, 4.54e6
 MAX_SPLITS, LEAST_STEPS = 12, 4  # parts of K, and steps of 128 bytes in each
 LEAST_GAIN = 1.02  # of parts of K, as the model expects it: its error is larger
 # Of tf32 by mma.sync, which the product takes where it is faster: the rate of one SM in the record of 8192^3
@@ -128,26 +131,20 @@ CANDIDATES = (
 )
 # Tiles beside each other that share a were nowhere the fastest.
 CHOSEN_FROM = tuple(c for c in CANDIDATES if not c.share_a)
-# For few tiles and a long K, where wgmma.CHOOSES_K_PARTS.
-WITH_K_PARTS = tuple(
-    Config(columns=columns, stages=stages, rows=rows, cluster=sharers * parts, k_parts=parts)
-    for rows, columns, stages, most in (
-        (128, 256, 4, 4),
-        (128, 192, 5, 4),
-        (128, 128, 7, 6),
-        (192, 192, 4, 5),
-        (64, 128, 4, 4),
-    )
-    for sharers in ((1, 2) if columns % 128 == 0 else (1,))
-    for parts in range(2, most + 1)
-    if sharers * parts <= 8
+# For few tiles and a long K: those of 26 that gain most in the record.
+WITH_K_PARTS = (
+    Config(columns=192, stages=5, cluster=2, k_parts=2),
+    Config(columns=192, stages=5, cluster=4, k_parts=4),
+    Config(columns=128, stages=7, cluster=2, k_parts=2),
+    Config(columns=128, stages=7, cluster=6, k_parts=3),
+    Config(columns=128, stages=7, cluster=8, k_parts=4),
+    Config(columns=192, stages=4, rows=192, cluster=2, k_parts=2),
 )
-# Assumed, not measured: between the blocks of a cluster, to and from each at the same time, by parts of K
-# (about 3 TB/s on all SMs is published: Luo et al., arXiv:2402.13499); and the two signals of an exchange.
-CLUSTER_BYTES_PER_NS = {2: 25.0, 3: 22.0}
-MORE_BLOCKS_BYTES_PER_NS, EXCHANGE_US = 20.0, 0.6
-# SMs of a processing cluster of the GPU, in which the blocks of a cluster are.
-SMS_OF_A_GPC = 16
+# Between the blocks of a cluster, to and from each at the same time; and the two signals of an exchange, with
+# the store of a share.
+CLUSTER_BYTES_PER_NS, EXCHANGE_US = 26.0, 0.99
+# Clusters that run at once on 132 SMs, by their blocks: of a processing cluster's 16 or 18 SMs some remain.
+CLUSTERS_AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 6: 17, 8: 15}
 
 
 def spills(config: Config, epilogue: Epilogue) -> bool:
@@ -174,86 +171,84 @@ def estimated_us(
     An SM computes one tile of ``rows`` x ``columns`` at a time; the tiles that are left behind the last
     whole wave are divided into ``splits`` parts of K. The model is a launch, and for each wave the steps of
     128 bytes along K and the tile's epilogue, which nothing overlaps; with ``pingpong`` all but the last one
-    are hidden behind the other group's steps, if those are longer. A step takes the longer of two times: that
-    of the tensor cores, at a clock that falls with the SMs at work, and that of its bytes from the L2 cache,
-    of which a cluster reads the shared operand once. The cache's rate grows with its size, ``l2_bytes``, and
-    so with its slices. With all SMs at work the power limit adds to a wave by its bytes. Parts of K are
-    written and read once in float32, and added by a second launch.
+    are hidden behind the other group's steps, if those are longer. A step takes the longest of three times:
+    that of the tensor cores, at a clock that falls with the SMs at work; that of its bytes from the L2 cache,
+    of which a cluster reads the shared operand once; and the latency of a stage over the number of stages.
+    The cache's rate grows with its size, ``l2_bytes``, and so with its slices. With all SMs at work the power
+    limit adds to a wave by its bytes. Parts of K are written and read once in float32, and added by a second
+    launch; those of ``k_parts`` are exchanged within a cluster.
 
-    The constants are a least-squares fit to records of 24 sizes and epilogues with all configurations, and of
-    100 random sizes of models, in bfloat16: 9 % root-mean-square error over 614 times. In another record of
-    these 24 the configuration that the model prefers is at most 7 % slower than the fastest, and at most
-    1.5 % on average. tf32 (``itemsize`` 4) is expected to take as long for a step, which has half as many
-    elements, and it stores twice the bytes. Parts of K of the last tiles alone are not in the records, nor
-    are configurations with ``k_parts``.
+    The constants minimize what the choice loses to the fastest configuration, and the error of the model: in
+    a record of 260 products of models, each by about 25 configurations in bfloat16, and in 28 large products
+    and epilogues, which weigh four times as much. The choice takes 1.3 % longer than the fastest one on
+    average, and at most 16 %; with constants that were fitted to two thirds, 1.5 % in the other third. tf32
+    (``itemsize`` 4) is expected to take as long for a step, which has half as many elements, and it stores
+    twice the bytes.
     """
-    if config.k_parts > 1:
-        return _k_parts_us(m, n, -(-k * itemsize // K_STEP_BYTES), config, sms, epilogue, l2_bytes)
     a_blocks, b_blocks = config.blocks
     tiles = -(-m // (config.rows * b_blocks)) * -(-n // (config.columns * a_blocks))  # of a cluster
-    at_once = max(1, sms // config.cluster)
+    on_sms = clusters_at_once(config, sms)  # of clusters, with one block an SM
+    at_once = on_sms * config.blocks_per_sm
     k_steps = -(-k * itemsize // K_STEP_BYTES)
+    l2_share = l2_bytes / L2_BYTES * NUM_SMS / sms
     end_us = STORE_US * itemsize / 2 + GELU_US * (epilogue in SPECIAL_FUNCTION)
     end_us += EXTRA_US * (epilogue in SECOND_MATRIX)
     end_us *= config.columns / 256
+    if config.k_parts > 1:
+        steps = -(-k_steps // config.k_parts)
+        steps_us = steps * _step_ns(config, min(1.0, tiles * config.cluster / sms), l2_share) * 1e-3
+        sent = 4 * config.rows * config.columns * (config.k_parts - 1) / config.k_parts
+        end_us = (end_us - STORE_US * config.columns / 256) / config.k_parts + EXCHANGE_US
+        waves = -(-tiles // at_once)
+        waves_us = waves * (steps_us + sent / CLUSTER_BYTES_PER_NS * 1e-3 + end_us)
+        return LAUNCH_US + waves_us * (_power_factor(config, waves_us) if waves > 1 else 1.0)
     if config.pingpong:
         end_us *= GROUPS  # of one group, which has the whole tile
-    whole, rest = divmod(tiles, at_once * config.blocks_per_sm)
-    whole *= config.blocks_per_sm
-    l2_share = l2_bytes / L2_BYTES * NUM_SMS / sms
+    whole, rest = divmod(tiles, at_once)
 
-    def wave_us(steps: int, at_work: float) -> float:
-        steps_us = steps * _step_ns(config, at_work, l2_share) * 1e-3
-        return max(steps_us, (steps_us + end_us) / GROUPS) if config.pingpong else steps_us + end_us
+    def wave_us(steps: int, at_work: float, blocks: int) -> float:
+        steps_us = steps * _step_ns(config, at_work, l2_share, blocks) * 1e-3
+        end = blocks * end_us
+        return max(steps_us, (steps_us + end) / GROUPS) if config.pingpong else steps_us + end
 
     us = LAUNCH_US + end_us * config.pingpong
-    us += whole * wave_us(k_steps, 1.0) * _power_factor(config) if whole else 0.0
+    if whole:
+        waves_us = whole * wave_us(k_steps, 1.0, config.blocks_per_sm)
+        us += waves_us * _power_factor(config, waves_us)
     if rest:
         units = rest * splits
-        us += -(-units // at_once) * wave_us(-(-k_steps // splits), min(1.0, units / at_once))
+        blocks = min(config.blocks_per_sm, -(-units // on_sms))
+        waves = -(-units // at_once)
+        us += waves * wave_us(-(-k_steps // splits), min(1.0, units * config.cluster / sms), blocks)
     if rest and splits > 1:
         partial_bytes = 4 * units * config.cluster * min(config.rows, m) * config.columns
         us += SUM_LAUNCH_US + 2 * partial_bytes / PARTIAL_BYTES_PER_US
     return us
 
 
-def _k_parts_us(
-    m: int, n: int, k_steps: int, config: Config, sms: int, epilogue: Epilogue, l2_bytes: int
-) -> float:
-    """Return the time that the model gives where blocks of a cluster divide K.
-
-    Of the sums of its tile each block sends all but its share, and receives as many bytes. A share is stored
-    from registers, which is expected to take as long as through the copy engine.
-    """
-    a_blocks, b_blocks = config.blocks
-    tiles = -(-m // (config.rows * b_blocks)) * -(-n // (config.columns * a_blocks))  # of a cluster
-    parts = config.k_parts
-    at_once = max(1, sms // SMS_OF_A_GPC * (SMS_OF_A_GPC * config.blocks_per_sm // config.cluster))
-    waves = -(-tiles // at_once)
-    at_work = min(1.0, tiles * config.cluster / sms)
-    on_an_sm = min(config.blocks_per_sm, -(-tiles * config.cluster // sms))
-    steps_us = -(-k_steps // parts) * _step_ns(config, at_work, l2_bytes / L2_BYTES * NUM_SMS / sms) * 1e-3
-    sent = 4 * config.rows * config.columns * (parts - 1) / parts
-    sent_us = sent / CLUSTER_BYTES_PER_NS.get(parts, MORE_BLOCKS_BYTES_PER_NS) * 1e-3
-    end_us = STORE_US + GELU_US * (epilogue in SPECIAL_FUNCTION) + EXTRA_US * (epilogue in SECOND_MATRIX)
-    end_us *= config.columns / 256 / parts
-    return LAUNCH_US + waves * (on_an_sm * (steps_us + sent_us) + end_us + EXCHANGE_US)
+def clusters_at_once(config: Config, sms: int) -> int:
+    """Return how many clusters run at once on ``sms`` SMs, with one block on each."""
+    return max(1, CLUSTERS_AT_ONCE[config.cluster] * sms // NUM_SMS)
 
 
-def _power_factor(config: Config) -> float:
+def _power_factor(config: Config, us: float) -> float:
     """Return the factor of a wave with all SMs at work, by its bytes from the L2 cache for each product."""
     a_blocks, b_blocks = config.blocks
     bytes_share = (config.rows / a_blocks + config.columns / b_blocks) / (config.rows * config.columns)
-    return 1 + L2_POWER * (128 * bytes_share - 1)  # 1 for 256 columns in clusters of two
+    l2_power = LONG_L2_POWER if us > LONG_CALL_US else L2_POWER
+    return 1 + l2_power * (128 * bytes_share - 1)  # 1 for 256 columns in clusters of two
 
 
-def _step_ns(config: Config, at_work: float, l2_share: float) -> float:
-    """Return the nanoseconds of a step of 128 bytes along K, with a share of the SMs ``at_work``."""
+def _step_ns(config: Config, at_work: float, l2_share: float, blocks: int = 1) -> float:
+    """Return the nanoseconds of a step of 128 bytes along K in each of an SM's ``blocks``.
+
+    ``at_work``: the share of the SMs with blocks.
+    """
     a_blocks, b_blocks = config.blocks
     clock = CLOCK_GHZ[0] + (CLOCK_GHZ[1] - CLOCK_GHZ[0]) * at_work
     factor = FACTORS[config.rows][config.columns]
     tensor_ns = factor * config.rows * config.columns * K_STEP_BYTES / FLOP_PER_CYCLE / clock
     l2_rate = min(L2_PORT_BYTES_PER_NS, L2_BYTES_PER_NS * l2_share / at_work)
     l2_ns = (config.rows / a_blocks + config.columns / b_blocks) * K_STEP_BYTES / l2_rate
-    shares = a_blocks * b_blocks > 1
-    return max(tensor_ns, l2_ns) * (CLUSTER_FACTOR if shares else 1.0)
+    busy_ns = max(tensor_ns, l2_ns) * (CLUSTER_FACTOR if a_blocks * b_blocks > 1 else 1.0)
+    return max(blocks * busy_ns, LATENCY_NS / config.stages)
