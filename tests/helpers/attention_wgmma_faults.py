@@ -13,8 +13,8 @@ from weft.ops.attention.mask import BOTTOM_RIGHT
 BF16, FP16 = torch.bfloat16, torch.float16
 # What `choose` takes, by the largest head size.
 THREE, TWO, FEW = attention_wgmma.candidates(64)
-CAUSAL, FULL = attention_wgmma.candidates(96)
-(LARGE,) = attention_wgmma.candidates(128)
+(MEDIUM,) = attention_wgmma.candidates(96)
+LARGE, FULL = attention_wgmma.candidates(128)
 (MIDDLE,) = attention_wgmma.candidates(192)
 (WIDE,) = attention_wgmma.candidates(256)
 INVARIANT = attention_wgmma.choose_invariant(128)
@@ -35,10 +35,10 @@ POINTS: list[Point] = [
     (BF16, (3, 1, 20, 64), (1, 300), [0, 400, 130], {"scale": 0.125}, TWO),
     (BF16, (2, 2, 150, 40), (1, 290), [290, 33], {"causal": True}, THREE),
     (FP16, (1, 3, 70, 8), (3, 19), None, {"causal": True}, THREE),
-    (BF16, (1, 2, 129, 80), (2, 200), None, {"causal": True}, CAUSAL),
-    (BF16, (1, 2, 70, 96), (2, 330), None, {}, FULL),
+    (BF16, (1, 2, 129, 80), (2, 200), None, {"causal": True}, MEDIUM),
+    (BF16, (1, 2, 70, 128), (2, 330), None, {}, FULL),
     (FP16, (1, 4, 140, 128), (2, 150), None, {"causal": True}, LARGE),
-    (BF16, (2, 1, 130, 96), (1, 370), [177, 352], {}, FULL),
+    (BF16, (2, 1, 130, 128), (1, 370), [177, 352], {}, FULL),
     (FP16, (1, 1, 150, 72), (1, 40), None, {"causal": True}, SMALL),
     (BF16, (1, 1, 70, 192), (1, 130), None, {"causal": True}, MIDDLE),
     (BF16, (2, 1, 33, 256), (1, 170), [100, 161], {}, WIDE),
@@ -75,10 +75,10 @@ POINTS: list[Point] = [
     (BF16, (2, 2, 450, 64), (2, 450), None, {"causal": True}, THREE),
     (FP16, (2, 3, 200, 40), (1, 180), [180, 33], {}, THREE),
     (FP16, (2, 4, 180, 64), (2, 300), None, {"causal": True}, TWO),
-    (BF16, (2, 3, 290, 96), (1, 290), [290, 0], {"causal": True}, CAUSAL),
+    (BF16, (2, 3, 290, 96), (1, 290), [290, 0], {"causal": True}, MEDIUM),
     (BF16, (1, 2, 400, 8), (1, 330), None, {"causal": True, "softcap": 2.0}, NARROW_TWO),
     (FP16, (2, 2, 420, 8), (1, 600), [600, 333], {**LATE_MASK, "window": 150}, THREE),
-    (BF16, (3, 1, 170, 80), (1, 300), [0, 300, 150], {**LATE_MASK, "window": 1}, CAUSAL),
+    (BF16, (3, 1, 170, 80), (1, 300), [0, 300, 150], {**LATE_MASK, "window": 1}, MEDIUM),
 ]
 # A block computes several tiles of queries, each over several tiles of keys; heads share keys, and the last
 # tile of keys ends with NaN. The second: groups that see different numbers of tiles of keys.

@@ -25,7 +25,8 @@ GROUP_THREADS, ROWS = 128, 64  # threads and queries of a warp group
 # Keys and values of heads that are computed side by side: half of the L2 cache, whose other half has what
 # the blocks read beside them.
 SECTION_BYTES = 24 << 20
-# Figures of this file, in TFLOP/s: results/nvidia-h200/attention-slots-2026-11-28.json.
+# Figures of this file, in TFLOP/s: attention-slots-2026-11-28.json of results/nvidia-h200, and for sizes that
+# nobody tuned attention-chosen-2026-11-28.txt.
 # A third group is worth it unless its larger tile has so many more rows past the last query: 1024 and 512
 # queries, 1.125 times as many, are faster with three groups (336 and 310; 320 and 301), and 197, 1.5 times,
 # with two (124 and 145).
@@ -136,16 +137,15 @@ CANDIDATES = {
         Config(keys=128, groups=2, query_slots=2, stages=3, narrow_end=True),
         Config(keys=112, groups=2, query_slots=2, stages=3),
     ),
-    # Not measured. Two slots and a narrow end gain for heads of 64 and cost heads of 128 nothing (4096 keys,
-    # causal: 555, without both 554). Groups take turns, because the products take less than twice the time of
-    # the exponentials.
-    96: (
-        Config(keys=128, groups=2, query_slots=2, narrow_end=True),
+    # 1024 keys of heads of 80, causal: 309; not in turns 303. 2304 keys of heads of 96 without a mask: 477;
+    # not in turns 466; 128x160 464.
+    96: (Config(keys=128, groups=2, query_slots=2, narrow_end=True),),
+    # Causal, 4096 keys: 558, in turns 553, with one slot 554. 8192 keys: 607, 128x160 608. Without a mask,
+    # 5600 keys: 605, 128x160 621.
+    128: (
+        Config(keys=128, groups=2, query_slots=2, pingpong=False),
         Config(keys=160, groups=2),
     ),
-    # 4096 keys, causal: 558, in turns 553, with one slot 554. Without a mask: 608, 128x160 608. 16384 keys,
-    # causal: 609, 128x160 614; one length is too little to say from where on.
-    128: (Config(keys=128, groups=2, query_slots=2, pingpong=False),),
     192: (Config(keys=96, groups=2, out_in_q=True),),
     256: (Config(keys=80, groups=2, out_in_q=True),),
 }
