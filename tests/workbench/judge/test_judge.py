@@ -136,7 +136,7 @@ def test_a_correct_candidate_is_timed_against_its_reference() -> None:
 def test_repeats_are_made_once_for_each_case_and_of_the_candidate_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where a case is checked before it is timed, the reference and the second timing make few calls."""
+    """The reference and the second timing make few calls at a case that is checked before it is timed."""
     many, few = 60, check.CALLS
     monkeypatch.setattr(check, "MAX_CALLS", many)
     monkeypatch.setattr(check, "MAX_SECONDS", 60.0)  # a busy machine makes fewer calls in the usual time
