@@ -116,7 +116,6 @@ def judge(
     from weft.machine import driver
     from weft.workbench.sandbox import fork_client
 
-    fork_client.leave_out_unmentioned(f for f in (reference, candidate) if f.is_file())
     fork_client.prepare()  # its imports run while this process imports its own
     if kind == "cuda":
         driver.open_in_background()

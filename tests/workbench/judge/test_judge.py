@@ -132,6 +132,24 @@ def test_a_correct_candidate_is_timed_against_its_reference() -> None:
     assert low <= timed.speedup <= high and itself.value > 0 and timed.comparison.against_itself.spread >= 1
 
 
+@pytest.mark.slow
+def test_repeats_are_made_once_for_each_case_and_of_the_candidate_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reference and the second timing make few calls at a case that is checked before it is timed."""
+    many, few = 60, check.CALLS
+    monkeypatch.setattr(check, "MAX_CALLS", many)
+    monkeypatch.setattr(check, "MAX_SECONDS", 60.0)  # a busy machine makes fewer calls in the usual time
+    monkeypatch.setattr(caller, "REPEAT_SECONDS", 60.0)
+    monkeypatch.setattr(Judgement, "shows_difference", lambda self, case: True)
+    judgement = judge_example("gpumode", "prefix_sum", "right.py", timed=True)
+    assert judgement.correct, judgement.reason
+    parts = judgement.to_json()["parts_by_step"]
+    calls = {step: parts[step]["request call"]["calls"] for step in ("checking", "timing", "timing again")}
+    file_check = 1  # call of the problem's own check at each case
+    assert calls == {"checking": 2 * (many + file_check), "timing": many + few, "timing again": 2 * few}
+
+
 SLOW = """
 import torch
 class Model(torch.nn.Module):

@@ -19,7 +19,8 @@ FOLDER = {folder!r}
 
 def save(when):
     with open(os.path.join(FOLDER, f"{{when}}-{{os.getpid()}}"), "w") as file:
-        file.write("\\n".join(sorted(m for m in sys.modules if m.startswith(("weft", "torch.prof")))))
+        watched = ("weft", "torch.prof", "torch._dynamo")
+        file.write("\\n".join(sorted(m for m in sys.modules if m.startswith(watched))))
 
 save("loaded")
 
@@ -46,3 +47,5 @@ def test_a_process_that_lists_kernels_has_the_modules_of_all_others(tmp_path: Pa
     for when in ("loaded", "called"):
         checked, listed = (f.read_text() for f in seen.glob(f"{when}-*"))
         assert checked == listed and "weft.workbench.kernels.provenance" in checked
+        # The first call would otherwise import it in each process, which takes a second.
+        assert "torch._dynamo" in checked.split("\n")

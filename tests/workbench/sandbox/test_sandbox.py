@@ -389,21 +389,6 @@ def test_a_worker_is_forked_from_the_server_that_has_imported_torch() -> None:
         assert "torch" in fork_client.LIBRARY_MODULES
 
 
-@pytest.mark.parametrize("text", ["import torch", "@torch.compile(fullgraph=True)"])
-def test_the_compilers_modules_are_imported_beforehand_where_a_file_mentions_them(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    modules = []
-    monkeypatch.setattr(fork_client, "_left_out", set())
-    monkeypatch.setattr(fork_client, "_servers", {})
-    monkeypatch.setattr(fork_client, "ForkServer", lambda names, info: modules.extend(names))
-    file = tmp_path / "candidate.py"
-    file.write_text(text)
-    fork_client.leave_out_unmentioned([file, tmp_path / "candidate.py"])
-    fork_client.prepare()
-    assert ("torch._dynamo" in modules) == ("compile" in text) and "torch" in modules
-
-
 @pytest.mark.parametrize("opens_gpu", [False, True])
 def test_a_server_does_not_open_the_gpu_or_goes_on_without_what_opens_it(
     opens_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from weft import backends, ops
+from weft import backends
 from weft.core import BACKWARD, FORWARD, Case, Implementation, Operator, Support, WeftError, registry
 from weft.core.implementation import INVARIANT
 from weft.core.text import printable
@@ -200,6 +200,8 @@ def compare_invariant_rows(
     ``impl`` None leaves the choice to dispatch, once for each part. Gradients go through autograd. The
     verdict names the variant that runs the case; its ``reason`` is the refusal if there is none.
     """
+    from weft import ops  # not above: it takes 0.4 s, and a judgement imports this module but calls none
+
     try:
         variant = invariance.variant_at(case, operator.name, device, impl, grad=direction == BACKWARD)
     except WeftError as error:

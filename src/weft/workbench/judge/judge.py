@@ -508,14 +508,15 @@ class _Judging:
     ) -> Iterator[list[Record]]:
         """Time the candidate's process and a new one of the reference; yield the records of each case.
 
-        A ``share`` of the seconds below 1 is for code that was judged: only its samples are taken.
+        A ``share`` of the seconds below 1 is for code that was judged: only its samples are taken, and
+        where a case is checked again, its calls are not repeated.
         """
         device, problem = self.options.device, self.problem
         budget = CUDA_BUDGET if device == "cuda" else Budget.for_device(device, quick=True)
         without = self.options.without
         if share < 1.0:
             budget = replace(budget, seconds=share * budget.seconds, side_samples=1)
-            without = {*without, *CHECKS, "provenance"}
+            without = {*without, *CHECKS, "provenance", "many"}
         with self._start_reference() as reference_worker:
             yield from run_points(
                 [problem.operator],

@@ -17,10 +17,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 
 from weft import machine
 from weft.backends import environment
@@ -29,14 +27,13 @@ from weft.machine.driver import DriverInfo
 
 # Modules imported before any fork. CUDA initialised before a fork does not work after it: on a machine with a
 # GPU the server is told what the driver would answer, and if a Weft module opens the GPU all the same, they
-# are left out.
+# are left out. The first operation under a dispatch mode, which guarded calls have, imports torch._dynamo
+# (since PyTorch 2.11): that takes a second in every worker that does not inherit it.
 LIBRARY_MODULES = ("torch", "numpy", "triton", "triton.language", "numba", "torch._dynamo", "tqdm")
 WEFT_MODULES = (
     *("weft.backends", "weft.workbench.check.check", "weft.ops"),
     "weft.workbench.sandbox.observed_kernels",
 )
-COMPILER_MODULES = ("torch._dynamo",)
-COMPILES = re.compile(rb"compile|dynamo|inductor")
 CPU_MODULES = ("numba.cuda",)  # its simulator
 READ_AT_IMPORT = (
     # importing `environment` also sets these switches, and workers inherit them
@@ -103,7 +100,6 @@ class ForkServer:
 _servers: dict[tuple[object, ...], ForkServer] = {}
 _lock = threading.Lock()
 _opened_gpu: list[ForkServer] = []  # the server whose Weft modules opened the GPU
-_left_out: set[str] = set()  # modules that no candidate of this process is expected to need
 
 
 def search_path() -> list[str]:
@@ -115,24 +111,13 @@ def _server() -> ForkServer:
     """Return the server for this environment, started if necessary. The caller holds the lock."""
     has_gpu = machine.has_gpu()
     further = (() if _opened_gpu else WEFT_MODULES) + (() if has_gpu else CPU_MODULES)
-    modules = tuple(m for m in (*LIBRARY_MODULES, *further) if m not in _left_out)
+    modules = (*LIBRARY_MODULES, *further)
     # With the process id: a fork of this process has the table, but must not share the server's socket.
     key = (os.getpid(), modules, *(os.environ.get(name) for name in READ_AT_IMPORT))
     server = _servers.get(key)
     if server is None or server.process.poll() is not None:
         server = _servers[key] = ForkServer(modules, driver.find() if has_gpu else None)
     return server
-
-
-def leave_out_unmentioned(files: Iterable[Path]) -> None:
-    """Leave the modules of ``torch.compile`` out of later servers if none of these files mentions it.
-
-    They are a third of a server's imports. A candidate that needs them all the same imports them in its
-    own process, as every other process of the same source then does.
-    """
-    with suppress(OSError):
-        if not any(COMPILES.search(file.read_bytes()) for file in files):
-            _left_out.update(COMPILER_MODULES)
 
 
 def prepare(wait: bool = False) -> None:
