@@ -15,7 +15,7 @@ from weft.ops._common.products import wgmma
 from weft.ops._common.products.wgmma_model import LEAST_GAIN, Epilogue
 
 RECORDS = SRC.parent / "results/nvidia-h200"
-RECORD = RECORDS / "product-configurations-2026-11-28.jsonl"
+RECORD = RECORDS / "product-configurations-2026-11-28.ndjson"
 LARGE_RECORD = RECORDS / "products-2026-11-24b.txt"  # with epilogues
 BF16 = torch.bfloat16
 CONFIGS = {c.label: c for c in (*wgmma.CHOSEN_FROM, *wgmma.WITH_K_PARTS)}

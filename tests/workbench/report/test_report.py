@@ -19,7 +19,7 @@ from helpers.paths import ROOT
 from helpers.sample_records import CPU, GPU, bench, record
 from weft.core.errors import WeftError
 from weft.core.record import Record, append
-from weft.workbench.report import device_records, load, page
+from weft.workbench.report import device_records, load, markdown, page
 from weft.workbench.report.device_records import by_device
 from weft.workbench.report.scales import linear_ticks, log_axis, share, time, times, unit
 
@@ -130,6 +130,18 @@ def test_devices_have_sections_of_their_own() -> None:
     devices = by_device(records)
     assert [d.kind for d in devices] == ["cuda", "cpu"]
     assert {r.speedup is None for d in devices for r in d.timed} == {False}
+
+
+def test_generated_pages_begin_with_the_gpu_of_the_latest_records(tmp_path: Path) -> None:
+    old, new = (
+        {**GPU, "device": "A GPU", "date": "2026-01-01"},
+        {**GPU, "device": "B GPU", "date": "2026-01-02"},
+    )
+    for folder, machine in (("a", old), ("b", new), ("c", {**CPU, "date": "2026-01-03"})):
+        (tmp_path / folder).mkdir()
+        append(tmp_path / folder / "run.jsonl", [record(machine=machine)])
+    names = [device.records.name for device in markdown.devices(tmp_path)]
+    assert names == ["B GPU", "A GPU", CPU["device"]]
 
 
 def test_page_without_records_shows_how_to_make_some() -> None:

@@ -268,6 +268,11 @@ class DeviceRecords:
         return tuple(r for r in self.rows if r.timed)
 
     @property
+    def latest(self) -> float:
+        """When the latest record was made, in seconds."""
+        return _date(self.machines[-1])
+
+    @property
     def operators(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(r.operator for r in self.rows))
 

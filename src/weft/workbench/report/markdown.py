@@ -68,12 +68,12 @@ class MeasuredDevice:
 
 
 def devices(results: Path = RESULTS, only: str | None = None) -> list[MeasuredDevice]:
-    """Return all devices with committed records (of the operator ``only``): GPUs first, then by name."""
+    """Return all devices with committed records (of the operator ``only``): GPUs first, the latest first."""
     measured = []
     for folder in sorted(results.glob("*")):
         if folder.is_dir() and any(folder.rglob("*.jsonl")):
             measured += _devices_of_folder(folder, only)
-    return sorted(measured, key=lambda m: (m.records.kind != "cuda", m.records.name))
+    return sorted(measured, key=lambda m: (m.records.kind != "cuda", -m.records.latest, m.records.name))
 
 
 @cache

@@ -81,7 +81,7 @@ class Config:
         return name + "-pingpong" * self.pingpong + band
 
 
-# Constants of estimated_us, fitted to product-configurations-2026-11-28.jsonl, products-2026-11-28.txt and
+# Constants of estimated_us, fitted to product-configurations-2026-11-28.ndjson, products-2026-11-28.txt and
 # product-choices-2026-11-28.txt of results/nvidia-h200.
 LAUNCH_US = 1.48
 FLOP_PER_CYCLE = 4096  # of an SM's tensor cores
