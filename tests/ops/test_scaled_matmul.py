@@ -351,6 +351,7 @@ def call() -> dict[str, torch.Tensor]:
         {"a": torch.ones(8, 16).to(E4M3)},
         {"b": torch.ones(2, 32, 24).to(E4M3)},
         {"scale_a": torch.ones(8)},
+        {"scale_b": None},
         {"scale_a": torch.ones(1, 8)},
         {"scale_a": torch.ones(8, 1).double()},
         {"scale_a": torch.ones(8, 2), "scale_b": torch.ones(2, 1)},

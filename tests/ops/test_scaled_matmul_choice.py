@@ -18,6 +18,7 @@ from weft.ops.scaled_matmul.with_cuda import MIDDLE, NARROW, TWO_SETS, WIDE
 DEVICE = torch.device("cuda")
 # Microseconds on an H200 at its power limit (results/nvidia-h200/fp8-candidates-2026-11-28.txt): the size,
 # the kind of scales, the fastest of all programs with promotion, and those to choose from, with parts of K.
+# The last three sizes were measured in a later session on the same card.
 MEASURED = """
 4096 7168 16384 blocks fastest=804.3 HALVES/1=805.3 THREE_GROUPS/1=856.7 TWO_SETS/3=860.5
     TWO_SETS/1=877.9 MIDDLE/3=894.3 THREE_GROUPS/3=898.9 MIDDLE/1=900.4
@@ -39,6 +40,9 @@ MEASURED = """
     WIDE/4=784.9 THREE_GROUPS/1=809.1 WIDE/1=832.4 MIDDLE/1=857.1 MIDDLE/3=871.8
 8192 8192 8192 rows fastest=831.3 THREE_GROUPS/1=831.3 WIDE/1=883.3 TWO_SETS/4=889.3 TWO_SETS/1=894.3
     HALVES/1=904.6 HALVES/3=946.8 MIDDLE/1=975.7 MIDDLE/4=1012.0
+4096 4096 4096 rows fastest=116.1 HALVES/1=116.1 TWO_SETS/1=120.1
+4096 4096 7168 rows fastest=198.9 HALVES/1=198.9 TWO_SETS/1=199.7
+1024 8192 8192 rows fastest=111.8 HALVES/1=111.8 TWO_SETS/1=114.6
 """
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 
 from weft.dispatch.operator import Schema, call, register
+from weft.dispatch.public_calls import of_operator, repeated
 from weft.ops.scaled_matmul.quantize import quantize_fp8
 from weft.ops.scaled_matmul.spec import check_arguments
 
 register(
     "scaled_matmul",
     Schema(
+        repeats=True,
         inputs="Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, str out_dtype",
         gradients=0,
         fake=lambda a, b, scale_a, scale_b, out_dtype: a.new_empty(
@@ -57,7 +59,22 @@ def scaled_matmul(
 
     Source: arXiv:2209.05433 (the formats); arXiv:2412.19437 (blocks of 128, sums added up in float32).
     """
-    inputs, params = (a, b, scale_a, scale_b), {"out_dtype": str(out_dtype).removeprefix("torch.")}
+    # A call is remembered by options of plain types alone.
+    name = "bfloat16" if out_dtype is torch.bfloat16 else str(out_dtype).removeprefix("torch.")
+    return _scaled_matmul(a, b, scale_a, scale_b, out_dtype=name, impl=impl)
+
+
+@repeated(of_operator("scaled_matmul", out_dtype="bfloat16"))
+def _scaled_matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor | None = None,  # `repeated` drops a last None, which the check refuses
+    *,
+    out_dtype: str,
+    impl: str | None,
+) -> torch.Tensor:
+    inputs, params = (a, b, scale_a, scale_b), {"out_dtype": out_dtype}
     return call("scaled_matmul", inputs, params, impl, lambda: check_arguments(*inputs, **params))  # type: ignore[no-any-return]
 
 
