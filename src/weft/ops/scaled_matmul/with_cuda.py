@@ -150,7 +150,8 @@ CANDIDATES = (HALVES, THREE_GROUPS, TWO_SETS, WIDE, MIDDLE, NARROW)
 # By whether scales are of blocks: the configurations to choose from. Fitted to times on an H200 at its power
 # limit (results/nvidia-h200/fp8-candidates-2026-11-28.txt). NARROW without blocks is of an earlier record
 # (products-2026-11-24c.txt). Without blocks the steps alone are fitted, to two sizes; WIDE's store is, too.
-# The step of HALVES is fitted to three more sizes, at which it is 0.4 to 3.4 % faster than TWO_SETS.
+# The step of HALVES is fitted to three more sizes (fp8-chosen-2026-11-28.txt), at which it is 0.4 to 3.4 %
+# faster than TWO_SETS.
 COSTS: dict[bool, dict[Config, Cost]] = {
     True: {
         HALVES: Cost(0.874, 1.54, 1.03),
