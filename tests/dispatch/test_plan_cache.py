@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -99,11 +100,70 @@ def test_without_the_comparison_every_call_takes_the_dictionary(monkeypatch: pyt
     assert not plan_cache._recent and len(plan_cache._memo) == 1
 
 
-def test_many_kinds_of_tensors_are_bounded_and_a_late_one_is_remembered_too() -> None:
-    for rows in range(1, 100):
-        plan_cache.store_recent("gelu", None, (torch.zeros(rows, 2),), {}, rows)
-    ((_, entries),) = plan_cache._recent.items()
-    assert len(entries) == plan_cache.MAX_RECENT and max(entry.value for entry in entries) > 80
+def store_rows(rows: int) -> None:
+    plan_cache.store_recent("gelu", None, (torch.zeros(rows, 2),), {}, rows)
+
+
+def recent_kinds() -> Any:
+    ((_, kinds),) = plan_cache._recent.items()
+    return kinds
+
+
+def test_each_of_many_kinds_is_compared_with_one_entry() -> None:
+    for rows in range(1, plan_cache.MAX_RECENT + 1):
+        store_rows(rows)
+    assert isinstance(recent_kinds(), tuple)
+    for rows in range(plan_cache.MAX_RECENT + 1, 65):
+        store_rows(rows)
+    assert [recent(torch.zeros(rows, 2)) for rows in range(1, 66)] == [*range(1, 65), None]
+    assert [len(entries) for entries in recent_kinds().values()] == [1] * 64
+
+
+def test_many_shapes_are_bounded_and_a_late_one_is_remembered_too() -> None:
+    for rows in range(1, plan_cache.MAX_SHAPES + 100):
+        store_rows(rows)
+    values = [entry.value for entries in recent_kinds().values() for entry in entries]
+    assert len(values) == plan_cache.MAX_SHAPES and max(values) > plan_cache.MAX_SHAPES + 80
+
+
+def test_many_kinds_of_one_shape_are_bounded_too() -> None:
+    memory = torch.zeros(1000)
+    strided = [memory.as_strided((2, 3), (10 * pitch, 1)) for pitch in range(1, 40)]
+    for pitch, x in enumerate(strided):
+        plan_cache.store_recent("gelu", None, (x,), {}, pitch)
+    (entries,) = recent_kinds().values()
+    assert len(entries) == plan_cache.MAX_RECENT and entries[-1].value > 20
+    assert [recent(strided[entry.value]) for entry in entries] == [entry.value for entry in entries]
+
+
+def pattern_of(tensors: tuple[Any, ...]) -> list[Any]:
+    """Return for each position None or the first position that has the same tensor."""
+    ids = [*map(id, tensors)]
+    return [None if x is None else ids.index(id(x)) for x in tensors]
+
+
+def test_calls_are_alike_if_the_same_positions_have_the_same_tensor_or_none() -> None:
+    """All calls with up to four tensors, compared with each other."""
+    a, b, c, d = (torch.zeros(2, 3) for _ in range(4))
+    for count in (1, 2, 3, 4):
+        calls = list(itertools.product((None, a, b, c, d)[: count + 1], repeat=count))
+        calls = [tensors for tensors in calls if any(x is not None for x in tensors)]
+        patterns = [pattern_of(tensors) for tensors in calls]
+        for one, pattern in zip(calls, patterns, strict=True):
+            is_alike = plan_cache._comparison(*one)
+            assert [is_alike(*other) for other in calls] == [pattern == other for other in patterns]
+
+
+def test_a_tensor_in_two_places_is_compared_in_all_properties() -> None:
+    is_alike = plan_cache._comparison(values(), *[torch.zeros(3)] * 2)
+    y = torch.zeros(3)
+    assert is_alike(values(), y, y)
+    others = [torch.zeros(4), torch.zeros(6)[::2], torch.zeros(3).half(), torch.zeros(3).requires_grad_()]
+    assert not any(is_alike(values(), z, z) for z in others)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not is_alike(values(), y, y)
+    with pytest.raises(TypeError):
+        is_alike(values(), y)
 
 
 # ---- Public calls

@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.operator_calls import differentiable_operators, example
 from weft import ops
 from weft.backends import nvrtc, recorded_call
 from weft.backends.nvrtc import CudaSource, Kernel
-from weft.core import WeftError, registry
+from weft.core import WeftError
 from weft.dispatch import operator, plan_cache, repeated_calls
 from weft.dispatch.repeated_calls import Implemented, repeated_call, repeated_call_with_gradient
 from weft.ops._common.hopper import tensor_map
@@ -521,80 +520,78 @@ class _Pointer(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p),)
 
 
-def test_one_tensor_in_two_places_is_not_recorded_and_interleaved_ones_are(driver: Driver) -> None:
+def attention_reads(driver: Driver, *heads: torch.Tensor) -> bool:
+    """Return True if the last launch, of attention's forward, reads these queries, keys and values."""
+    words = driver.launches[-1][2]
+    starts = [words[i] | words[i + 1] << 32 for i in (0, 32, 64)]
+    return starts == [x.data_ptr() for x in heads]
+
+
+def mixed_calls_read_their_tensors(driver: Driver, leaf: Callable[..., torch.Tensor]) -> bool:
+    """Return True if calls with tensors in one or in two places read the right ones, and are repeated."""
+    right = True
+    for _ in range(2 * CALLS):
+        x, y, weight = leaf(64, 1024), leaf(64, 1024), leaf(1024)
+        for pair in ((x, x), (x, y)):
+            ops.add_rms_norm(*pair, weight, impl="cuda")
+            right &= driver.launches[-1][2][:2] == [one.data_ptr() for one in pair]
+        q, k, v = (leaf(1, 8, 128, 64) for _ in range(3))
+        for heads in ((q, k, k), (q, q, q), (q, k, v), (q, k, q)):
+            output = ops.attention(*heads, causal=True, impl="cuda")
+            right &= attention_reads(driver, *heads)
+    for inputs in ((x, x, weight), (x, y, weight)):
+        entry = plan_cache.find_recent("add_rms_norm", "cuda", inputs, {"eps": 1e-6})
+        right &= entry is not None and entry.direct is not None
+    return right and (not output.requires_grad or is_repeated(output))
+
+
+@pytest.mark.parametrize("leaf", [values, leaf], ids=["forward", "training"])
+def test_one_tensor_in_two_places_is_recorded(driver: Driver, leaf: Callable[..., torch.Tensor]) -> None:
+    assert mixed_calls_read_their_tensors(driver, leaf)
+
+
+def test_a_comparison_that_overlooks_a_repeated_tensor_is_seen(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = plan_cache._comparison
+
+    def wrong(*tensors: torch.Tensor) -> Callable[..., bool]:
+        """Compare the first place of each tensor alone."""
+        distinct = [i for i, x in enumerate(tensors) if not any(x is y for y in tensors[:i])]
+        is_alike = right(*[tensors[i] for i in distinct])
+        return lambda *others: is_alike(*[others[i] for i in distinct])
+
+    monkeypatch.setattr(plan_cache, "_comparison", wrong)
+    assert not mixed_calls_read_their_tensors(driver, values)
+
+
+def test_gradients_of_one_tensor_in_two_places_are_repeated(driver: Driver) -> None:
+    """The kernels compute nothing: the sum of two gradients is told by what the backward's launch writes."""
+    counts = []
+    for _ in range(CALLS):
+        x, weight = leaf(64, 1024), leaf(1024)
+        outputs = ops.add_rms_norm(x, x, weight, impl="cuda")
+        driver.launches.clear()
+        torch.autograd.grad(outputs, [x, weight], [torch.ones_like(y) for y in outputs])
+        counts.append([kernel for kernel, *_ in driver.launches])
+    assert is_repeated(outputs) and counts[-1] and counts[-1] == counts[0]
+
+
+def test_interleaved_tensors_are_recorded_and_two_views_of_one_memory_are_not(driver: Driver) -> None:
     x, weight = values(64, 1024), values(1024)
     for _ in range(CALLS):
-        driver.launches.clear()
-        ops.add_rms_norm(x, x, weight, impl="cuda")
+        view = x.view(64, 1024)
+        ops.add_rms_norm(x, view, weight, impl="cuda")
         assert driver.launches[-1][2][:2] == [x.data_ptr()] * 2
-    # PyTorch's comparison tells a tensor that comes twice from two tensors.
-    assert plan_cache.find_recent("add_rms_norm", "cuda", (x, x, weight), {"eps": 1e-6}) is None
+    entry = plan_cache.find_recent("add_rms_norm", "cuda", (x, view, weight), {"eps": 1e-6})
+    assert entry is not None and entry.direct is None
     for _ in range(CALLS):
         qkv = values(1, 128, 3, 8, 64)
         q, k, v = (qkv[:, :, i].transpose(1, 2) for i in range(3))
         driver.launches.clear()
         ops.attention(q, k, v, causal=True, impl="cuda")
-        words = driver.launches[-1][2]
-        starts = [words[i] | words[i + 1] << 32 for i in (0, 32, 64)]
-        assert starts == [q.data_ptr(), k.data_ptr(), v.data_ptr()]
+        assert attention_reads(driver, q, k, v)
     lengths = import_module("weft.ops.attention.spec").placeholder(q, (1,), torch.int32)
     params = import_module("weft.ops.attention.spec").parameters(True, None, None, None, 0.0, 0, False)
     entry = plan_cache.find_recent("attention", "cuda", (q, k, v, lengths), params)
     assert entry is not None and entry.direct is not None
-
-
-def test_an_operator_that_does_not_promise_it_is_not_recorded(driver: Driver) -> None:
-    """The ticket of ``sum`` depends on the stream."""
-    assert "sum" not in operator._repeats and {"gelu", "linear", "attention"} <= operator._repeats
-
-
-def arguments_of(name: str, seed: int, device: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the arguments of a public call by name, with floating-point tensors in a dtype."""
-    call = example(name, seed=seed)
-    arguments: dict[str, Any] = dict(call.params)
-    for label, x in call.inputs.items():
-        tensor = x.detach().to(device)
-        tensor = tensor.to(dtype) if tensor.is_floating_point() else tensor
-        arguments[label] = tensor.requires_grad_(x.requires_grad)
-    return arguments
-
-
-def forward_and_gradients(name: str, arguments: dict[str, Any], impl: str) -> list[torch.Tensor]:
-    outputs = getattr(ops, name)(**arguments, impl=impl)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    differentiable = [y for y in outputs if y.requires_grad]
-    leaves = [x for x in arguments.values() if isinstance(x, torch.Tensor) and x.requires_grad]
-    grads = [
-        torch.linspace(-1, 1, y.numel(), device=y.device).to(y.dtype).view(y.shape) for y in differentiable
-    ]
-    return [*outputs, *torch.autograd.grad(differentiable, leaves, grads)]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("impl", ["cuda", "triton"])
-@pytest.mark.parametrize("name", sorted(set(differentiable_operators()) & operator._repeats))
-def test_a_repeated_call_gives_the_bits_of_the_implementation(
-    name: str, impl: str, dtype: torch.dtype, device: str = "cuda"
-) -> None:
-    """The first call of a kind runs the implementation as it is; later ones are compared with it."""
-    if impl not in registry.implementation_names(name):
-        pytest.skip(f"{name} is not implemented by {impl}")
-    streams = [torch.cuda.current_stream(), torch.cuda.Stream()] if device == "cuda" else [None]
-    expected = []
-    try:
-        for seed in range(2):
-            plan_cache.clear()
-            expected.append(forward_and_gradients(name, arguments_of(name, seed, device, dtype), impl))
-    except WeftError as error:
-        pytest.skip(str(error))
-    plan_cache.clear()
-    for call in range(2 * CALLS):
-        arguments = arguments_of(name, call % 2, device, dtype)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        with torch.cuda.stream(streams[call // 2 % len(streams)]):
-            results = forward_and_gradients(name, arguments, impl)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        assert all(torch.equal(a, b) for a, b in zip(results, expected[call % 2], strict=True)), call

@@ -173,9 +173,10 @@ class Recorder(TorchDispatchMode):
         # tells them apart.
         exact = [i for i in around if self._ranges[i][0] == value]
         candidates = exact or around
-        if len(candidates) != 1:
+        # A tensor that is passed twice is so in every call that the generated function is for.
+        if len({id(self.recording.inputs[i]) for i in candidates}) != 1:
             raise NotRecordableError("an address lies in no input or in several, and in no buffer")
-        (index,) = candidates
+        index = candidates[0]
         return Address(True, index, value - self._ranges[index][0])
 
     def scalar(self, value: Any) -> Any:

@@ -4,6 +4,9 @@ A kind of call is given by shapes, dtypes, layouts and devices of its tensors, b
 wanted, and by its parameters except seeds. Its key is a tuple of all these, whose parts are read in Python
 one by one. That costs the host as much as a launch, so that a call is compared with recent ones first: a
 :class:`TensorGuards` of PyTorch's compares all properties of all tensors in one call of C++.
+
+A few kinds are compared one after another. Where there are more, the shapes of the first two tensors are
+looked up first, so that the time of a call does not depend on the number of kinds.
 """
 
 from __future__ import annotations
@@ -14,19 +17,32 @@ from typing import Any, TypeVar
 import torch
 
 
-def _comparison(*tensors: torch.Tensor) -> Callable[..., bool]:
+def _comparison(*tensors: torch.Tensor | None) -> Callable[..., bool]:
     """Return a function that tells whether tensors are like these in all that decides about a call.
 
-    The class is not part of PyTorch's public interface: :data:`COMPARES` says whether it does as it did.
+    The same positions are None, and the same positions have the same tensor. The class is not part of
+    PyTorch's public interface: :data:`COMPARES` says whether it does as it did.
     """
     from torch._C._dynamo.guards import TensorGuards
 
+    firsts = [next(i for i, y in enumerate(tensors) if y is x) for x in tensors]
+    distinct = {i: x for i, x in enumerate(tensors) if x is not None and firsts[i] == i}
     guards = TensorGuards(
-        *tensors,
-        dynamic_dims_sizes=[list(x.shape) for x in tensors],  # type: ignore[misc]
-        dynamic_dims_strides=[list(x.stride()) for x in tensors],  # type: ignore[misc]
+        *distinct.values(),
+        dynamic_dims_sizes=[list(x.shape) for x in distinct.values()],  # type: ignore[misc]
+        dynamic_dims_strides=[list(x.stride()) for x in distinct.values()],  # type: ignore[misc]
     )
-    return guards.check
+    if len(distinct) == len(tensors):
+        return guards.check
+    # The guards take no None, and no tensor twice.
+    conditions = [
+        f"x{i} is None" if x is None else f"x{i} is x{firsts[i]}"
+        for i, x in enumerate(tensors)
+        if i not in distinct
+    ]
+    conditions.append(f"check({', '.join(f'x{i}' for i in distinct)})")
+    names = ", ".join(f"x{i}" for i in range(len(tensors)))
+    return eval(f"lambda {names}: {' and '.join(conditions)}", {"check": guards.check})  # type: ignore[no-any-return]
 
 
 def _can_compare() -> bool:
@@ -42,7 +58,8 @@ COMPARES = _can_compare()  # if False, every call takes the dictionary
 Value = TypeVar("Value")
 Key = tuple[Any, ...]
 MAX_MEMOIZED = 4096  # kinds of calls; a program with more starts over
-MAX_RECENT = 8  # kinds of tensors that are compared for one operator, implementation and set of parameters
+MAX_RECENT = 8  # kinds of tensors that are compared one after another
+MAX_SHAPES = 256  # shapes that are looked up for one operator, implementation and set of parameters
 RECORDED_CALL = 3  # the call of a kind that is recorded (repeated_calls.py); many kinds come once or twice
 REPLACE_EVERY = 16  # misses after which another kind of tensors takes the place of the oldest one
 SEED_END = 1 << 63
@@ -55,24 +72,33 @@ _memo: dict[Key, Any] = {}
 class Entry:
     """Recent call: ``is_alike(*tensors)`` compares with its tensors; ``value`` is what it stands for.
 
-    ``calls`` counts the calls like it until there is ``direct``, a function of the tensors alone that does
-    what the plan does. ``by_torch`` says that this function calls PyTorch alone. ``grad_mode`` tells whether
-    gradients were enabled; None if no tensor requires one, so that it does not matter.
+    ``shapes`` are those of its tensors, as :func:`shapes_of` returns them. ``calls`` counts the calls like it
+    until there is ``direct``, a function of the tensors alone that does what the plan does. ``by_torch`` says
+    that this function calls PyTorch alone. ``grad_mode`` tells whether gradients were enabled; None if no
+    tensor requires one, so that it does not matter.
     """
 
-    __slots__ = ("by_torch", "calls", "direct", "grad_mode", "is_alike", "value")
+    __slots__ = ("by_torch", "calls", "direct", "grad_mode", "is_alike", "shapes", "value")
 
-    def __init__(self, is_alike: Callable[..., bool], value: Any, grad_mode: bool | None = None) -> None:
-        self.is_alike, self.value, self.grad_mode = is_alike, value, grad_mode
+    def __init__(
+        self, is_alike: Callable[..., bool], value: Any, grad_mode: bool | None = None, shapes: Shapes = ()
+    ) -> None:
+        self.is_alike, self.value, self.grad_mode, self.shapes = is_alike, value, grad_mode, shapes
         self.direct: Callable[..., Any] | None = None
         self.calls = 0
         self.by_torch = False
 
 
-# Recent calls by all that decides beside the tensors. A tuple is replaced as a whole, so that other threads
-# see the old one or the new one.
-Table = dict[Any, tuple[Entry, ...]]
+# Recent calls by all that decides beside the tensors: up to MAX_RECENT of them, or, where there are more, by
+# the shapes of two tensors. A tuple is replaced as a whole, so that other threads see the old one or the new.
+Shapes = tuple[Any, ...]
+Table = dict[Any, tuple[Entry, ...] | dict[Shapes, tuple[Entry, ...]]]
 _tables: list[Table] = []
+
+
+def shapes_of(tensors: Sequence[Any]) -> Shapes:
+    """Return the shapes of the first two tensors. Those of the others follow in nearly all operators."""
+    return tuple([None if x is None else x.shape for x in tensors[:2]])
 
 
 def new_table() -> Table:
@@ -157,8 +183,11 @@ def find_recent(
         if entries is None:
             return None
         # A comparison with a nested tensor would end the process.
-        if any(x.is_nested for x in inputs):
-            return None
+        for x in inputs:
+            if x.is_nested:
+                return None
+        if isinstance(entries, dict):
+            entries = entries.get(shapes_of(inputs), ())
         for entry in entries:
             if entry.is_alike(*inputs):
                 return entry
@@ -183,28 +212,42 @@ def store_recent(
     They are those of a call that :func:`look_up` has a key for, with plain tensors and outside of all modes
     (``can_skip_dispatcher``). Nothing is stored for a seed, which differs in each call.
     """
-    if not params.get("seed"):
+    if not params.get("seed") and not any(x is None for x in inputs):
         store(_recent, (name, impl, _is_grad_enabled(), *params.values()), inputs, value)
 
 
 def store(table: Table, key: Any, inputs: Sequence[Any], value: Any) -> None:
     """Add a recent call to a table, unless its inputs cannot be compared with those of others."""
     global _misses
-    if not COMPARES or any(x is None or x.layout is not _strided for x in inputs):
+    if not COMPARES or any(x is not None and x.layout is not _strided for x in inputs):
         return
     _misses += 1
-    entries = table.get(key, ())
-    if len(entries) >= MAX_RECENT:
-        # Calls with ever other shapes would make one comparison after another, which no call passes.
-        if _misses % REPLACE_EVERY:
-            return
-        entries = entries[1:]
     if len(table) >= MAX_MEMOIZED:
         table.clear()
+    known, shapes = table.get(key, ()), shapes_of(inputs)
+    if isinstance(known, tuple) and len(known) >= MAX_RECENT:
+        by_shapes: dict[Shapes, tuple[Entry, ...]] = {}
+        for entry in known:
+            by_shapes[entry.shapes] = (*by_shapes.get(entry.shapes, ()), entry)
+        table[key] = known = by_shapes
+    entries = known if isinstance(known, tuple) else known.get(shapes, ())
+    is_full = len(entries) >= MAX_RECENT
+    has_too_many_shapes = isinstance(known, dict) and not entries and len(known) >= MAX_SHAPES
+    # Calls with ever other tensors would make one comparison after another, which no call passes.
+    if (is_full or has_too_many_shapes) and _misses % REPLACE_EVERY:
+        return
     is_alike = _comparison(*inputs)
-    if is_alike(*inputs):  # not if one tensor is passed twice: PyTorch's comparison refuses that
-        grad_mode = _is_grad_enabled() if any(x.requires_grad for x in inputs) else None
-        table[key] = (*entries, Entry(is_alike, value, grad_mode))
+    if not is_alike(*inputs):
+        return
+    grad_mode = _is_grad_enabled() if any(x is not None and x.requires_grad for x in inputs) else None
+    entries = (*entries[is_full:], Entry(is_alike, value, grad_mode, shapes))
+    if isinstance(known, tuple):
+        table[key] = entries
+        return
+    if has_too_many_shapes:
+        # The oldest. An iterator in Python would raise where another thread adds something.
+        known.pop(list(known)[0], None)  # noqa: RUF015
+    known[shapes] = entries
 
 
 def clear() -> None:

@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from weft.core import registry
 from weft.dispatch import invariance, plan_cache
 from weft.dispatch.operator import TRACED, _gradient_positions, _with_backward, can_skip_dispatcher
-from weft.dispatch.plan_cache import RECORDED_CALL, Entry, find_recent
+from weft.dispatch.plan_cache import RECORDED_CALL, Entry, find_recent, shapes_of
 from weft.dispatch.repeated_calls import Function, Implemented, is_unfit_to_record, repeated_call_of
 
 # Names of the fast path are bound once: each attribute in a chain is another look-up in each call.
@@ -70,21 +70,27 @@ def repeated(make: Callable[..., Repeat | None]) -> Callable[[Public], Public]:
                 tensors = tensors[:-1]
             try:
                 for x in tensors:
-                    if x.is_nested:  # a comparison with a nested tensor would end the process
+                    if x is not None and x.is_nested:  # a comparison with it would end the process
                         raise TypeError
-                if len(options) == 1:  # the usual case, for half the time of the other one
+                # With the count: a comparison raises TypeError for another one.
+                if not options:
+                    key = len(tensors)
+                elif len(options) == 1:  # the usual case, for half the time of the other one
                     ((name, value),) = options.items()
-                    key = (name, value, type(value))
-                elif options:  # True is 1, and 1.0 too: types tell them apart
-                    key = (*options.items(), *map(type, options.values()))
-                for entry in table.get(key, ()):
+                    key = (len(tensors), name, value, type(value))
+                else:  # True is 1, and 1.0 too: types tell them apart
+                    key = (len(tensors), *options.items(), *map(type, options.values()))
+                entries = table.get(key, ())
+                if isinstance(entries, dict):
+                    entries = entries.get(shapes_of(tensors), ())
+                for entry in entries:
                     if entry.is_alike(*tensors) and (
                         entry.grad_mode is None or entry.grad_mode is _is_grad_enabled()
                     ):
                         break
                 else:
                     entry = None
-            # An option that cannot be hashed, or an argument that is no tensor.
+            # An option that cannot be hashed, or an argument that is neither a tensor nor None.
             except (TypeError, AttributeError, RuntimeError):
                 return public(*tensors, **options)
             if entry is not None and (direct := entry.direct) is not None:

@@ -28,7 +28,7 @@ from weft.dispatch.operator import (
     resolve,
 )
 from weft.dispatch.plan_cache import memoized, recent
-from weft.dispatch.public_calls import Repeat, of_operator, repeat_of, repeated
+from weft.dispatch.public_calls import Repeat, repeat_of, repeated
 from weft.ops.linear.mlp.spec import check_mlp_gelu
 from weft.ops.linear.products import bias_or_zeros, library_linear, needs_gradient
 from weft.ops.linear.spec import check_flag, check_linear, check_linear_gelu, check_linear_residual
@@ -160,11 +160,15 @@ torch.library.register_autograd(
 # Without a bias the kernels add zeros, and so do implementations other than ``torch``, whose functions of
 # PyTorch take none.
 def _with_given_bias(repeat: Repeat | None, weight: Any, bias: Any, by_library: bool) -> Repeat | None:
-    """Return what repeats a call with ``bias``, or None, by a function of x, weight and a bias."""
+    """Return what repeats a call with ``bias``, or None, by a function of x, weight, a bias and the rest."""
     if repeat is None or bias is not None or by_library:
         return repeat
     function, columns = repeat.function, weight.shape[0]
-    return Repeat(lambda x, weight: function(x, weight, weight.new_zeros(columns)), repeat.by_torch)
+
+    def with_zeros(x: Any, weight: Any, bias: None = None, *rest: Any) -> Any:
+        return function(x, weight, weight.new_zeros(columns), *rest)
+
+    return Repeat(with_zeros, repeat.by_torch)
 
 
 def _is_by_library(
@@ -305,7 +309,16 @@ def linear_gelu(
     return (y, pre) if return_pre_activation else y
 
 
-@repeated(of_operator("linear_residual"))
+def _repeat_linear_residual(
+    x: Any, weight: Any, bias: Any, residual: Any, *, impl: str | None = None
+) -> Repeat | None:
+    inputs = (x, weight, bias_or_zeros(weight, bias), residual)
+    known = recent("linear_residual", impl, inputs, {})
+    by_library = known is not None and known.impl == "torch"
+    return _with_given_bias(repeat_of("linear_residual", impl, inputs, {}), weight, bias, by_library)
+
+
+@repeated(_repeat_linear_residual)
 def linear_residual(
     x: torch.Tensor,
     weight: torch.Tensor,
