@@ -480,6 +480,8 @@ def test_a_baseline_s_error_is_taken_from_more_draws_where_a_case_is_small():
     assert Oracle(gelu, gelu.case("fp32-0"), FORWARD, "cpu", (5,)).further_seeds() == ()
     large = next(c for c in total.cases if max(i.numel for i in c.inputs) > 1 << 20)
     assert Oracle(total, large, FORWARD, "cpu", (5,)).further_seeds() == ()
+    scalar = Oracle(total, total.case("fp32-30011"), FORWARD, "cpu", (5, 6))
+    assert len({*scalar.seeds, *scalar.further_seeds()}) == 16  # a large input, but one element
     errors = [few.bounds[0].baseline_rms]
     alone = Oracle(gelu, gelu.case("fp32-1"), FORWARD, "cpu", (5,))
     alone.further_seeds = lambda: ()  # type: ignore[method-assign]
