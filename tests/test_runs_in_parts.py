@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -121,3 +123,40 @@ def test_a_run_continues_a_stopped_one(tmp_path: Path) -> None:
     assert Counter(line.split()[0] for line in lines[1:]) == {"passed": 100, "failed": 1, "skipped": 1}
     other, output = run(tmp_path, *arguments, commit="bbb")
     assert other == {} and "expected outcomes of commit bbb, got 'commit aaa'" in output
+
+
+STOPPED_RUN = """
+import pathlib, sys, time
+try:
+    pathlib.Path(sys.argv[1]).touch()
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("a failure of", sys.argv[1][-1])
+"""
+STOPPED_SCRIPT = """
+import os, runpy, sys
+script = runpy.run_path(sys.argv[1])
+command = [sys.executable, "-c", sys.argv[2], sys.argv[3]]
+script["together"]([script["Run"](gpu, [*command[:-1], command[-1] + gpu], dict(os.environ)) for gpu in "01"])
+"""
+
+
+def heed_interrupts() -> None:
+    """Undo that a process in the background ignores them, as its children would."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_a_stopped_run_still_prints_its_failures(tmp_path: Path) -> None:
+    script = str(TESTS.parent / "tools" / "gpu_tests.py")
+    command = [sys.executable, "-c", STOPPED_SCRIPT, script, STOPPED_RUN, str(tmp_path / "begun-")]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed_interrupts
+    )
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.iterdir())) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal, and `timeout`, do
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "a failure of 0" in output and "a failure of 1" in output

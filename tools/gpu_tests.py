@@ -24,6 +24,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS = 5  # pytest's exit code where no test is asked for: none is large, or a resumed run has none left
@@ -60,6 +61,17 @@ class Run:
         return ", ".join(filter(None, (self.gpus, self.tests)))
 
 
+def finish(run: Run, process: subprocess.Popen[bytes], output: IO[str] | None) -> int:
+    """Wait for a run, print its output unless it printed itself, and return its exit code."""
+    code = process.wait()
+    if code == NO_TESTS and run.tests == "large cases":
+        code = 0
+    if output is not None:
+        output.seek(0)
+        print(f"\n== GPU {run.name}: exit code {code}\n{output.read()}", flush=True)
+    return code
+
+
 def together(runs: list[Run]) -> list[int]:
     """Make runs at the same time; return their exit codes. Print their outputs one after the other.
 
@@ -73,13 +85,14 @@ def together(runs: list[Run]) -> list[int]:
             environment = run.environment | {"CUDA_VISIBLE_DEVICES": run.gpus}
             process = subprocess.Popen(run.command, env=environment, stdout=output, stderr=subprocess.STDOUT)
             started.append((run, process, output))
-        codes = []
-        for run, process, output in started:
-            code = process.wait()
-            codes.append(0 if code == NO_TESTS and run.tests == "large cases" else code)
-            if output is not None:
-                output.seek(0)
-                print(f"\n== GPU {run.name}: exit code {codes[-1]}\n{output.read()}", flush=True)
+        codes: list[int] = []
+        try:
+            for members in started:
+                codes.append(finish(*members))
+        except KeyboardInterrupt:  # it reaches the runs, too, whose failures are not to be lost
+            for members in started[len(codes) :]:
+                finish(*members)
+            raise
     return codes
 
 
