@@ -20,12 +20,14 @@ from weft.ops._common.hopper.tensor_map import TensorMap
 from weft.ops._common.layout import CUDA_TYPES, HALF_DTYPES, as_matrix, dtype_name
 from weft.ops._common.prepared import LaunchCache
 from weft.ops._common.products.repeated import RepeatedProduct
-from weft.ops._common.products.wgmma_model import CLOCK_GHZ, L2_BYTES_PER_NS, LAUNCH_US, STORE_US
+from weft.ops._common.products.wgmma_model import CLOCK_GHZ
 from weft.ops.block_sparse import blocks
 from weft.ops.block_sparse.spec import bias_gradient, index_of
 
 ARCH = 90  # wgmma exists on sm_90a alone
 CAPABILITY = (9, 0)
+# Of an earlier fit of dense products' model (products-2026-11-28.txt), with which the choices were measured.
+LAUNCH_US, STORE_US, L2_BYTES_PER_NS = 2.18, 1.26, 75.5
 SIDES = (64, 128)
 THREADS, GROUPS, K_STEP = 384, 2, 64
 STORED_ROWS, BOX_BYTES = 64, 64 * 128  # of a box of y, of grad and of x

@@ -20,12 +20,14 @@ from weft.ops._common.hopper.tensor_map import TensorMap
 from weft.ops._common.layout import CUDA_TYPES, HALF_DTYPES, dtype_name
 from weft.ops._common.prepared import LaunchCache, are_repeatable
 from weft.ops._common.products.repeated import RepeatedProduct
-from weft.ops._common.products.wgmma_model import CLOCK_GHZ, L2_BYTES_PER_NS, LAUNCH_US, STORE_US
+from weft.ops._common.products.wgmma_model import CLOCK_GHZ
 from weft.ops.sparse24.spec import linear_backward
 from weft.ops.sparse24.with_cuda import compress, expand
 
 ARCH = 90  # wgmma exists on sm_90a alone
 CAPABILITY = (9, 0)
+# Of an earlier fit of dense products' model (products-2026-11-28.txt), with which the choices were measured.
+LAUNCH_US, STORE_US, L2_BYTES_PER_NS = 2.18, 1.26, 75.5
 THREADS = 384
 ROWS, K_STEP = 128, 64  # of a block: outputs; columns of x in a stage
 VALUE_ROW_BYTES = 64  # of a stage

@@ -24,11 +24,7 @@ from weft.ops._common.layout import CUDA_TYPES, dtype_name
 from weft.ops._common.prepared import LaunchCache, are_repeatable
 from weft.ops._common.products.repeated import RepeatedProduct
 from weft.ops._common.products.wgmma import ARCH, DTYPES, is_k_major
-from weft.ops._common.products.wgmma_model import (
-    CLUSTER_FACTOR,
-    LAUNCH_US,
-    Epilogue,
-)
+from weft.ops._common.products.wgmma_model import Epilogue
 
 MAX_ROWS, K_BLOCK_BYTES = 64, 128
 THREADS = 256
@@ -42,6 +38,7 @@ WIDEST_OF_TWO_BLOCKS = 64  # columns
 # of a stage beside its products and their clock, and the end of a tile. Clusters were at best as fast.
 MEMORY_BYTES_PER_NS, SM_BYTES_PER_NS, L2_BYTES_PER_NS = 4200.0, 38.0, 95.0
 STAGE_CYCLES, CLOCK_GHZ, TILE_US = 40, 1.7, 0.3
+LAUNCH_US, CLUSTER_FACTOR = 2.18, 1.013
 # Time of skinny.py beside reading the weight at MEMORY_BYTES_PER_NS: two launches and partial sums. Fitted to
 # 1 and 16 rows at eight weights of 8 MB to 1 GB, within 6 % (H200, products-2026-11-28.txt). 64 rows cost it
 # 20 to 40 % more, and hardly more here, so that this kernel is preferred where both are about equal.
