@@ -18,6 +18,7 @@ from weft.ops.attention.triton_tiles import (
     load_row_terms,
     load_tile,
     query_position,
+    row_products,
     sees,
     store_tile,
     tanh,
@@ -109,9 +110,9 @@ def attention_backward_queries(
             key_start = tl.multiple_of(key_start, BN)
             column = key_start + tl.arange(0, BN)
             k = load_tile(k_source, batch, kv_head, key_start, tk, k_batch, k_head, k_row, BN, D, DP, TMA)
-            s = tl.dot(q, k.T, input_precision="ieee")
+            s = row_products(q, k)
             v = load_tile(v_source, batch, kv_head, key_start, tk, v_batch, v_head, v_row, BN, D, DP, TMA)
-            dp = tl.dot(grad, v.T, input_precision="ieee")
+            dp = row_products(grad, v)
             if SOFTCAP:
                 s = tanh(s * inner)
             x = s * scale
@@ -221,7 +222,7 @@ def attention_backward_keys(
                 row_start = tl.multiple_of(row_start, BM)
                 row = row_start + tl.arange(0, BM)
                 q = load_tile(q_source, batch, head, row_start, tq, q_batch, q_head, q_row, BM, D, DP, TMA)
-                s = tl.dot(k, q.T, input_precision="ieee")
+                s = row_products(k, q)
                 # Past the last query: exp2(0 - inf) is 0, so that such rows add nothing.
                 top = load_row_terms(rows_source, 2 * line, row_start, tq_padded, BM, TMA)
                 if SOFTCAP:
@@ -246,7 +247,7 @@ def attention_backward_keys(
                     )
                     weights = tl.where(keep_mask, p * rescale, 0.0)
                 dv = tl.dot(weights.to(grad.dtype), grad, dv, input_precision="ieee")
-                dp = tl.dot(v, grad.T, input_precision="ieee")
+                dp = row_products(v, grad)
                 if DROPOUT:
                     dp = tl.where(keep_mask, dp * rescale, 0.0)
                 delta = load_row_terms(rows_source, 2 * line + 1, row_start, tq_padded, BM, TMA)

@@ -19,6 +19,7 @@ from weft.ops.attention.triton_tiles import (
     key_bounds,
     load_tile,
     query_position,
+    row_products,
     sees,
     store_tile,
     tanh,
@@ -76,7 +77,7 @@ def attention_forward(
         ):
             key_start = tl.multiple_of(key_start, BN)
             k = load_tile(k_source, batch, kv_head, key_start, tk, k_batch, k_head, k_row, BN, D, DP, TMA)
-            s = tl.dot(q, k.T, input_precision="ieee")
+            s = row_products(q, k)
             column = key_start + tl.arange(0, BN)
             if SOFTCAP:
                 s = tanh(s * inner)
