@@ -15,6 +15,13 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
+KINDS = {  # of test runs, by the marker that they are asked for
+    "gpu and not alone and not two_gpus and not large": "small",
+    "gpu and not alone and not two_gpus and large": "large",
+    "gpu and not alone and not two_gpus": "others",
+    "gpu and alone": "timings",
+    "two_gpus": "pair",
+}
 NOT_INHERITED = ("WEFT_TESTS_DONE", "WEFT_SAMPLE", "PYTEST_")
 SUITE = """
 import os, pytest
@@ -37,7 +44,8 @@ def test_time(n):
 FAKE_PYTEST = """
 import os, sys
 marker = sys.argv[sys.argv.index("-m") + 1]
-print("ran", os.environ["CUDA_VISIBLE_DEVICES"], *sys.argv[1:])
+client = "CUDA_MPS_PIPE_DIRECTORY" in os.environ
+print("ran", os.environ["CUDA_VISIBLE_DEVICES"], "of MPS" if client else "apart", *sys.argv[1:])
 sys.exit(5 if marker.endswith("and large") else int(os.environ["FAILS"] in marker))
 """
 
@@ -69,46 +77,74 @@ def test_every_test_is_in_exactly_one_shard(tmp_path: Path) -> None:
     assert {f"test_number[{n}]" for n in range(100)} < set(both)
 
 
+# The daemon of a Multi-Process Service: it keeps what it is asked, and may have no server.
+FAKE_CONTROL = """#!{python}
+import os, pathlib, sys
+asked = sys.argv[1:] or [sys.stdin.read().strip()]
+with open(pathlib.Path(__file__).with_name("asked"), "a") as file:
+    print(*asked, os.path.isdir(os.environ["CUDA_MPS_PIPE_DIRECTORY"]), file=file)
+if asked == ["get_server_list"]:
+    print("{servers}")
+"""
+
+
 @pytest.mark.parametrize(
-    ("gpus", "fails", "expected"),
+    ("gpus", "fails", "servers", "expected"),
     [
-        ("3", "", ["3 large", "3 small", "3 timings"]),
+        ("3", "", None, ["3 apart large", "3 apart others", "3 apart small", "3 apart timings"]),
+        ("3", "", "", ["3 apart large", "3 apart others", "3 apart small", "3 apart timings"]),
+        ("3", "", "4711", ["3 apart others", "3 apart timings", "3 of MPS large", "3 of MPS small"]),
         (
             "0,1",
             "two_gpus",
-            ["0 large", "0 small", "0 timings", "0,1 pair", "1 large", "1 small", "1 timings"],
+            "4711",
+            [
+                *("0 apart others", "0 apart timings", "0 of MPS large", "0 of MPS small", "0,1 apart pair"),
+                *("1 apart others", "1 apart timings", "1 of MPS large", "1 of MPS small"),
+            ],
         ),
     ],
 )
 def test_the_script_runs_every_kind_of_test_on_every_gpu(
     gpus: str,
     fails: str,
+    servers: str | None,
     expected: list[str],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     script = runpy.run_path(str(TESTS.parent / "tools" / "gpu_tests.py"))
     main = script["main"]
-    main.__globals__["PYTEST"] = [sys.executable, "-c", FAKE_PYTEST]
+    main.__globals__.update(PYTEST=[sys.executable, "-c", FAKE_PYTEST], PROBE="pass")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     monkeypatch.setenv("FAILS", fails or "nothing")
     monkeypatch.setattr(sys, "argv", ["gpu_tests.py", "--jobs", "4", "-k", "softmax"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if servers is not None:
+        control = tmp_path / "nvidia-cuda-mps-control"
+        control.write_text(FAKE_CONTROL.format(python=sys.executable, servers=servers))
+        control.chmod(0o755)
     assert main() == bool(fails)
-    kinds = {
-        "gpu and not alone and not two_gpus and not large": "small",
-        "gpu and not alone and not two_gpus and large": "large",
-        "gpu and alone": "timings",
-        "two_gpus": "pair",
-    }
+    output = capfd.readouterr().out
+    assert ("without MPS: " in output) == (not servers)
+    if servers is not None:  # the daemon was started with its folder, and ended
+        lines = (tmp_path / "asked").read_text().splitlines()
+        assert lines == ["-d True", "get_server_list True", "quit -t 5 True"]
     runs = []
-    for line in re.findall(r"^ran (.*)$", capfd.readouterr().out, re.MULTILINE):
-        (kind,) = {name for marker, name in kinds.items() if f"-m {marker} -" in line}
-        visible = line.partition(" ")[0]
-        assert line.endswith("-k softmax") and ("-n 4" in line) == (kind in ("small", "pair"))
-        shard = f"--shard {visible}/2" if len(gpus) > 1 else "--shard 0/1"
+    for line in re.findall(r"^ran (.*)$", output, re.MULTILINE):
+        marker = line.partition(" -m ")[2].partition(" -")[0]
+        kind = KINDS[marker]
+        gpu, _, rest = line.partition(" ")
+        assert line.endswith("-k softmax") and ("-n 4" in line) == (kind in ("small", "others", "pair"))
+        assert (f"{TESTS}/ops {TESTS}/dispatch {TESTS}/scaffold -m" in line) == (kind in ("small", "large"))
+        ignored = " ".join(f"--ignore={TESTS}/{name}" for name in ("ops", "dispatch", "scaffold"))
+        assert (ignored in line) == (kind == "others")
+        shard = f"--shard {gpu}/2" if len(gpus) > 1 else "--shard 0/1"
         assert (shard in line) == (kind != "pair")
-        runs.append(f"{visible} {kind}")
+        runs.append(f"{gpu} {'apart' if rest.startswith('apart') else 'of MPS'} {kind}")
     assert sorted(runs) == expected
+    assert ("not run: the tests that need two GPUs" in output) == (len(gpus) == 1)
 
 
 def test_a_run_continues_a_stopped_one(tmp_path: Path) -> None:

@@ -31,12 +31,13 @@ def default_arch() -> str:
     return machine.query("cuda").arch if machine.has_gpu() else ARCH
 
 
-def run(demo: Demo, log: Log, *, arch: str | None = None) -> dict[str, Any]:
+def run(demo: Demo, log: Log, *, arch: str | None = None, counts: bool = True) -> dict[str, Any]:
     """Run a demonstration: its static evidence, and on a GPU both outputs, times and the counter.
 
     ``status`` is ``shown`` if the bad variant takes at least ``at_least`` times as long, ``not shown``
     if it does not, ``wrong`` if an output is wrong, and ``not timed`` with its ``reason`` if it cannot
-    be timed here. ``arch`` is the target that the evidence is compiled for.
+    be timed here. ``arch`` is the target that the evidence is compiled for. Without ``counts`` no hardware
+    counter is read, which takes ncu seconds.
     """
     result = description(demo) | _static_evidence(demo, arch or default_arch())
     if demo.chain is not None:
@@ -53,6 +54,8 @@ def run(demo: Demo, log: Log, *, arch: str | None = None) -> dict[str, Any]:
         return result | {"status": NOT_TIMED, "reason": str(error)}
     except Exception as error:  # noqa: BLE001 - a fault on the GPU; other demos' results are kept
         return result | {"status": WRONG, "reason": f"{type(error).__name__}: {error}"}
+    if not counts:
+        return result
     try:
         result |= _count(demo, log, result)
     except WeftError as error:

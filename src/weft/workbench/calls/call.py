@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ import torch
 
 from weft.core import BACKWARD, Implementation
 from weft.workbench.calls.bind import bind
-from weft.workbench.calls.guarded_memory import Arena, bits, digest, prepoison, served_from, span
+from weft.workbench.calls.guarded_memory import Arena, are_equal, bits, digest, prepoison, served_from, span
 from weft.workbench.calls.make_calls import call_once
 from weft.workbench.calls.staging import CallSpec, StagedCall
 
@@ -180,8 +180,8 @@ def inputs(raw: RawCall) -> str:
     """Require that the inputs and the tensors saved for the backward are unchanged, bit for bit."""
     changed = raw.stage.changed()
     if raw.bound is not None:
-        pairs = zip(raw.bound.blocks, raw.saved_copies, strict=True)
-        changed += ["a saved tensor" for b, k in pairs if not torch.equal(b.payload, k)]
+        pairs = zip((b.payload for b in raw.bound.blocks), raw.saved_copies, strict=True)
+        changed += ["a saved tensor" for same in are_equal(list(pairs)) if not same]
     return f"changed {', '.join(changed)}" if changed else ""
 
 
@@ -305,19 +305,36 @@ def _describe_change(tensors: Sequence[torch.Tensor], before: Sequence[Snapshot]
 
 def describe_bit_differences(a: tuple[torch.Tensor, ...], b: tuple[torch.Tensor, ...]) -> str:
     """Describe the bits that differ between two outputs, or return ''; all NaNs are equal."""
-    for i, (x, y) in enumerate(zip(a, b, strict=True)):
-        count, gap = 0, 0.0
-        # In pieces: of gigabytes the temporaries would not fit beside them.
-        pairs = zip(*(t.reshape(-1).split(COMPARED_AT_ONCE) for t in (x, y)), strict=True)
-        for one, other in pairs if x.numel() else ():
-            differ = bits(one) != bits(other)
-            if x.is_floating_point():
-                differ &= ~(one.isnan() & other.isnan())
-            if here := int(differ.count_nonzero()):
-                count += here
-                largest = float(torch.where(differ, (one.double() - other.double()).abs(), 0.0).max())
-                gap = math.inf if math.isnan(largest) else max(gap, largest)
-        if count:
-            by = f"by up to {gap:.3g}" if gap < math.inf else "in NaN or Inf too"
-            return f"{count} of {x.numel()} elements of output {i} differ, {by}"
+    for i, (x, count) in enumerate(zip(a, _count_differences(a, b), strict=True)):
+        if not count:
+            continue
+        gap = 0.0
+        for one, other in _pieces(x, b[i]):
+            distance = (one.double() - other.double()).abs()
+            largest = float(torch.where(_differ(one, other), distance, 0.0).max())
+            gap = math.inf if math.isnan(largest) else max(gap, largest)
+        by = f"by up to {gap:.3g}" if gap < math.inf else "in NaN or Inf too"
+        return f"{count} of {x.numel()} elements of output {i} differ, {by}"
     return ""
+
+
+def _count_differences(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> list[int]:
+    """Return for each pair of tensors how many elements differ, in one transfer from a GPU."""
+    pairs = zip(a, b, strict=True)
+    counts = [[_differ(one, other).count_nonzero() for one, other in _pieces(x, y)] for x, y in pairs]
+    together = iter(torch.stack(flat).tolist() if (flat := [c for each in counts for c in each]) else [])
+    return [sum(next(together) for _ in each) for each in counts]
+
+
+def _pieces(x: torch.Tensor, y: torch.Tensor) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+    """Return adjacent elements of both in pieces: of gigabytes the temporaries would not fit beside them."""
+    split = [t.reshape(-1).split(COMPARED_AT_ONCE) for t in (x, y)]
+    return zip(*split, strict=True) if x.numel() else ()
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return a mask of the elements whose bits differ; all NaNs are equal."""
+    differ = bits(one) != bits(other)
+    if one.is_floating_point():
+        differ &= ~(one.isnan() & other.isnan())
+    return differ

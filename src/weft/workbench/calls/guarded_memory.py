@@ -42,6 +42,13 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(_BITS[tensor.element_size()])
 
 
+def are_equal(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
+    """Return for each pair of vectors of bytes whether they are equal, in one transfer from a GPU."""
+    if not pairs or pairs[0][0].device.type == "cpu":
+        return [torch.equal(a, b) for a, b in pairs]
+    return torch.stack([(a == b).all() for a, b in pairs]).tolist()
+
+
 _DIGEST_KEY = secrets.randbits(62)  # of this process: digests of two processes are not compared
 _DIGEST_WORDS = 1 << 20  # int64 words that are multiplied at once: temporaries of 8 MiB
 _MASK = (1 << 64) - 1

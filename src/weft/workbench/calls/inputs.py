@@ -214,12 +214,15 @@ def _strides(spec: Input) -> tuple[tuple[int, ...], tuple[int, ...], int]:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Position of a piece in the whole input, for values that depend on it."""
+    """Position of a piece in the whole input, for values that depend on it.
+
+    ``first`` is a random number from 0 to 1 of the whole input.
+    """
 
     start: int
     total: int
     row: int
-    constant: float
+    first: torch.Tensor
     generator: torch.Generator
 
 
@@ -227,10 +230,9 @@ def _generate(flat: torch.Tensor, spec: Input, generator: torch.Generator) -> No
     """Generate the values of a contiguous 1-D tensor, a piece at a time."""
     row = spec.shape[-1] if spec.shape else 1
     first = torch.rand((), generator=generator, device=flat.device)
-    constant = 0.5 + first.item()  # used by 'equal' alone; between 0.5 and 1.5, so never 0
     for start in range(0, flat.numel(), PIECE):
         piece = flat[start : start + PIECE]
-        position = _Piece(start, flat.numel(), row, constant, generator)
+        position = _Piece(start, flat.numel(), row, first, generator)
         if not flat.dtype.is_floating_point:
             high = 2 if flat.dtype is torch.bool else 101
             low = 0 if flat.dtype in (torch.bool, torch.uint8) else -100
@@ -313,7 +315,7 @@ _VALUES: dict[str, Callable[[torch.Tensor, _Piece], object]] = {
     "offset": _offset,
     "rising": _slope(1.0),
     "falling": _slope(-1.0),
-    "equal": lambda x, w: x.fill_(w.constant),
+    "equal": lambda x, w: x.fill_(0.5 + w.first.item()),  # never 0
     "ones": lambda x, w: x.fill_(1.0),
     "sweep": _sweep,
     "tiny": lambda x, w: _normal(x, w).mul_(1e-4),

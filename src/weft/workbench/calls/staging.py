@@ -15,7 +15,7 @@ import torch
 
 from weft.core import BACKWARD, Case, Input, Operator
 from weft.workbench.calls import inputs as case_inputs
-from weft.workbench.calls.guarded_memory import NAN, Arena, digest
+from weft.workbench.calls.guarded_memory import NAN, Arena, are_equal, digest
 
 # Inputs of more bytes are not copied: a digest stands for them, and a copy of their beginning. Both are
 # even numbers, since poison is written in pairs of bytes.
@@ -103,13 +103,13 @@ class StagedCall:
 
     def changed(self) -> list[str]:
         """Return the names of the inputs whose bytes changed since :meth:`load`."""
-        changed = []
-        for block, original, before in zip(self.arena.blocks, self.originals, self.digests, strict=True):
-            # Payloads are bytes: NaN equals itself, and gaps between elements of a slice count too.
-            now = block.payload
-            same = torch.equal(now, original) if before is None else digest(now) == before
-            changed += [] if same else [block.name]
-        return changed
+        # Payloads are bytes: NaN equals itself, and gaps between elements of a slice count too.
+        blocks = list(zip(self.arena.blocks, self.originals, self.digests, strict=True))
+        changed = {b.name for b, _, before in blocks if before is not None and digest(b.payload) != before}
+        copied = [(b, original) for b, original, before in blocks if before is None]
+        pairs = [(b.payload, original) for b, original in copied]
+        changed |= {b.name for (b, _), same in zip(copied, are_equal(pairs), strict=True) if not same}
+        return [b.name for b, *_ in blocks if b.name in changed]
 
     @contextmanager
     def on(self, stream: torch.cuda.Stream | None) -> Iterator[None]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from weft.workbench.check.slices import MIN_ELEMENTS, SliceLayout
-from weft.workbench.check.tolerance import Bound, Measured
+from weft.workbench.check.tolerance import Bound, Measured, numbers
 
 FACTOR, USUAL_C = 8.0, 2.0
 # With the noise of the computation. An error that all elements of a row share (of its logarithm of a sum) is
@@ -80,14 +80,12 @@ class SliceBound:
         *_, limits = self.layout.split(self.limits)
         counts = counts.clone()
         counts[0] = 0.0
-        total = float(counts.sum())
-        if not total:
-            return 0.0
         few = torch.maximum(MIN_PARTICIPANTS / counts.clamp(min=1), counts.new_tensor(PARTICIPANTS_SHARE))
         share = (limits / sizes.clamp(min=1e-300)).square().maximum(few).clamp(max=1.0)
         share = torch.where(counts < MIN_ELEMENTS, 1.0, share)
         share = torch.where(sizes <= whole.maximum, share, 0.0)  # a larger one fails the rule `error`
-        return float((share * counts).sum()) / total
+        zeros, total = numbers((share * counts).sum(), counts.sum())
+        return zeros / total if total else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,9 +192,8 @@ class LocalJudge:
             least = (PARTICIPANTS_SHARE * bound.counts).clamp(min=MIN_PARTICIPANTS)
             squares = torch.where(participants >= least, squares, 0.0)
         shares = bound.shares(squares)
-        worst = int(shares.argmax())
-        share = float(shares[worst])
-        return share, "" if share <= 1.0 else _describe(bound, squares, worst, share)
+        share, worst = numbers(*shares.max(0))
+        return share, "" if share <= 1.0 else _describe(bound, squares, int(worst), share)
 
     def _noisy_bound(self, call: LocalCall, index: int, whole: Bound) -> SliceBound | None:
         """Return the bound with the noise of the computation; None if that cannot be known."""

@@ -18,7 +18,7 @@ from weft.workbench.calls.call import CallResult, TensorLayout, describe_bit_dif
 from weft.workbench.calls.guarded_memory import bits, dense_strides, pattern_of
 from weft.workbench.check.local_error import LocalCall
 from weft.workbench.check.oracle import Oracle
-from weft.workbench.check.tolerance import Measured
+from weft.workbench.check.tolerance import Measured, numbers
 
 
 @dataclass
@@ -147,16 +147,14 @@ def _is_dense(actual: TensorLayout) -> bool:
 
 def written(call: CheckedCall) -> str:
     """Require that no output element still holds the poison of its memory."""
-    for i, out in enumerate(call.outputs):
-        if not out.is_floating_point() or out.numel() == 0:
-            continue
-        pattern = pattern_of(call.poison, out.element_size())
-        # By bits: a NaN that the kernel computed is right where the reference has one, the poison never is.
-        # Counted without a sum: torch adds booleans by a copy of eight bytes an element.
-        left = int((bits(out) == pattern).count_nonzero())
-        if left:
+    judged = [(i, o) for i, o in enumerate(call.outputs) if o.is_floating_point() and o.numel()]
+    # By bits: a NaN that the kernel computed is right where the reference has one, the poison never is.
+    # Counted without a sum: torch adds booleans by a copy of eight bytes an element.
+    unwritten = [(bits(o) == pattern_of(call.poison, o.element_size())).count_nonzero() for _, o in judged]
+    for (i, out), count in zip(judged, numbers(*unwritten) if unwritten else (), strict=True):
+        if count:
             return (
-                f"{left} of {out.numel()} elements of output {i} hold poison: never written, "
+                f"{count:.0f} of {out.numel()} elements of output {i} hold poison: never written, "
                 "or computed from memory that is no input's"
             )
     return ""

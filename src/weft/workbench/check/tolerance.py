@@ -144,9 +144,9 @@ def measure(
     worst = first = (0, 0.0, 0.0)
     for start, got, want64 in _pieces(output, reference):
         if terms is None and (quick := _measure_finite(got, want64, info.max, within)) is not None:
-            at, largest, sum_of_squares = quick
+            at, largest, sum_of_squares, value, expected = quick
             if largest > maximum:
-                maximum, worst = largest, (start + at, float(got[at]), float(want64[at]))
+                maximum, worst = largest, (start + at, value, expected)
             squares += sum_of_squares
             compared += got.numel()
             continue
@@ -167,17 +167,20 @@ def measure(
             # place, so the excess gets an allowance of its own.
             own = within.own * (size - within.scale).clamp(min=0.0)
             left = torch.where(both, error - own, 0.0)
-        at = int(left.argmax())
-        largest = float(left[at])
+        largest_left, where = left.max(0)
+        totals = (error.square().sum(), both.count_nonzero(), wrong.count_nonzero())
+        largest, index, value, expected, sum_of_squares, finite_count, wrong_count = numbers(
+            largest_left, where, *at_index(where, got, want64), *totals
+        )
         if largest > maximum:
-            maximum, worst = largest, (start + at, float(got[at]), float(want64[at]))
-        squares += float(error.square().sum())
-        compared += int(both.count_nonzero())
-        wrong_count = int(wrong.count_nonzero())
+            maximum, worst = largest, (start + int(index), value, expected)
+        squares += sum_of_squares
+        compared += int(finite_count)
         if wrong_count and not misplaced:
-            at = int(wrong.to(torch.uint8).argmax())
-            first = (start + at, float(got[at]), float(want[at]))
-        misplaced += wrong_count
+            where = wrong.to(torch.uint8).argmax()
+            index, value, expected = numbers(where, *at_index(where, got, want))
+            first = (start + int(index), value, expected)
+        misplaced += int(wrong_count)
     return Measured(
         maximum=maximum,
         rms=math.sqrt(squares / max(compared, 1)),
@@ -189,23 +192,42 @@ def measure(
     )
 
 
+def numbers(*scalars: torch.Tensor) -> list[float]:
+    """Return tensors of one element as numbers, exact up to 2^53, in one transfer from their device.
+
+    Each transfer waits until the device has done all that was asked of it.
+    """
+    return torch.stack([s.reshape(()).double() for s in scalars]).tolist()
+
+
+def at_index(where: torch.Tensor, *vectors: torch.Tensor) -> list[torch.Tensor]:
+    """Return each vector's element at an index that is on their device, and stays there."""
+    return [vector.index_select(0, where.reshape(1)) for vector in vectors]
+
+
 def _measure_finite(
     got: torch.Tensor, want: torch.Tensor, largest_finite: float, within: Bound | None
-) -> tuple[int, float, float] | None:
-    """Return index and value of the largest error, and the sum of squared errors; None for special values.
+) -> tuple[int, float, float, float, float] | None:
+    """Measure a piece without special values; None for one with them.
 
-    Special are NaN, Inf, and a reference near or above the largest finite number of the dtype.
+    The result is the index of the largest error, that error, the sum of squared errors, and output and
+    reference at the index. Special are NaN, Inf, and a reference near or above the largest finite number of
+    the dtype.
     """
     error = (got - want).abs_()
-    squares = float(torch.dot(error, error))
+    squares = torch.dot(error, error)
     size = want.abs()
-    # Any NaN or Inf, on either side, is in the sum and in the maximum.
-    if not (math.isfinite(squares) and float(size.max()) < 0.99 * largest_finite):
-        return None
+    longest = size.max()
     if within is not None:
         error -= size.sub_(within.scale).clamp_(min=0.0).mul_(within.own)
-    at = int(error.argmax())
-    return at, float(error[at]), squares
+    largest, where = error.max(0)
+    maximum, at, value, expected, total, peak = numbers(
+        largest, where, *at_index(where, got, want), squares, longest
+    )
+    # Any NaN or Inf, on either side, is in the sum and in the peak.
+    if not (math.isfinite(total) and peak < 0.99 * largest_finite):
+        return None
+    return int(at), maximum, total, value, expected
 
 
 def _measure_integers(output: torch.Tensor, reference: torch.Tensor) -> Measured:
@@ -214,12 +236,12 @@ def _measure_integers(output: torch.Tensor, reference: torch.Tensor) -> Measured
     off = torch.where(got == want, 0.0, (got.double() - want.double()).abs().clamp(min=1.0))
     if not off.numel():
         return Measured(maximum=0.0, rms=0.0)
-    at = int(off.argmax())
+    largest, where = off.max(0)
+    maximum, at, value, expected, square = numbers(
+        largest, where, *at_index(where, got, want), off.square().mean()
+    )
     return Measured(
-        maximum=float(off[at]),
-        rms=math.sqrt(float(off.square().mean())),
-        worst=(at, float(got[at]), float(want[at])),
-        compared=off.numel(),
+        maximum=maximum, rms=math.sqrt(square), worst=(int(at), value, expected), compared=off.numel()
     )
 
 
@@ -244,13 +266,12 @@ def piece_elements(tensor: torch.Tensor) -> int:
 
 def rms(reference: torch.Tensor) -> float:
     """Return the root mean square of a float64 tensor's finite elements; 0 without any."""
-    squares, count = 0.0, 0
-    flat = reference.reshape(-1)
-    for piece in _float64_pieces(flat):
+    sums = []
+    for piece in _float64_pieces(reference.reshape(-1)):
         finite = piece.isfinite()
-        squares += float(torch.where(finite, piece, 0.0).square().sum())
-        count += int(finite.count_nonzero())
-    return math.sqrt(squares / max(count, 1))
+        sums += [torch.where(finite, piece, 0.0).square().sum(), finite.count_nonzero()]
+    each = numbers(*sums) if sums else []
+    return math.sqrt(sum(each[::2]) / max(sum(each[1::2]), 1))
 
 
 def participants(reference: torch.Tensor) -> float:
@@ -260,18 +281,20 @@ def participants(reference: torch.Tensor) -> float:
     where one element dominates. Equal elements share one error: they count as often as they differ,
     by a sample.
     """
-    squares, fourths = 0.0, 0.0
     flat = reference.reshape(-1)
-    peak = 0.0
-    for piece in _float64_pieces(flat):
-        peak = max(peak, float(torch.where(piece.isfinite(), piece, 0.0).abs().max()))
-    if peak == 0.0:
-        return float(max(flat.numel(), 1))
+    if not flat.numel():
+        return 1.0
+    peaks = [torch.where(p.isfinite(), p, 0.0).abs().max() for p in _float64_pieces(flat)]
+    peak = torch.stack(peaks).max()
+    sums = [peak]
     for piece in _float64_pieces(flat):
         # Divided by the peak: the fourth power of a large fp64 value would overflow.
         square = torch.where(piece.isfinite(), piece / peak, 0.0).square()
-        squares += float(square.sum())
-        fourths += float(square.square().sum())
+        sums += [square.sum(), square.square().sum()]
+    largest, *each = numbers(*sums)
+    if largest == 0.0:
+        return float(flat.numel())
+    squares, fourths = sum(each[::2]), sum(each[1::2])
     sample = flat[:: max(1, flat.numel() // SAMPLE)]
     distinct = sample.unique().numel()
     count = squares * squares / fourths
