@@ -4,7 +4,7 @@
 
 First come the tests of operators, of dispatch and of starting files, which are most. Each GPU gets one pytest
 run with ``--jobs`` workers and every n-th stretch of the collected tests, and beside it one process for the
-tests that take a large part of its memory (marker ``large``), one after the other. Then the other tests run in
+tests that take much of its memory (marker ``large``), one after the other. Then the other tests run in
 shards, then those that need two GPUs (``two_gpus``), if there are two. Those that measure time (``alone``)
 run at the end, one at a time on each GPU. The exit code is 1 if a run failed.
 
