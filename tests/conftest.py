@@ -17,7 +17,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from helpers import resume, sampling
+from helpers import margins, resume, sampling
 from helpers.alone import execution_lock
 from helpers.interpreting import search_once
 from weft import machine
@@ -325,7 +325,10 @@ def _no_limit_on_a_cpu() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how many tests were not run here, by reason and by file."""
+    """Print which points came close to their tolerance, and how many tests were not run here, by reason."""
+    if lines := margins.closest(terminalreporter.stats.get("passed", [])):
+        terminalreporter.section("closest to their tolerance")
+        terminalreporter.write("".join(f"{line}\n" for line in lines))
     reasons: dict[str, Counter[str]] = {}
     if left_out := terminalreporter.config.stash.get(LEFT_OUT, {}):
         reasons[f"needs a GPU: {machine.gpu_reason()}"] = Counter(left_out)

@@ -221,6 +221,16 @@ def test_killed_process_ends_all_with_one_message(tmp_path: Path) -> None:
 
 
 @pytest.mark.pooled(1, "failing processes of torchrun")
+def test_a_lost_process_is_reported_although_the_other_is_stuck(tmp_path: Path) -> None:
+    with torchrun(tmp_path, HELPERS / "stuck.py") as run:
+        run.end()
+        stderr = run.stderr_text()
+    lost = "error: another of the run's 2 processes is gone: got no sign of process 1 for 5 s"
+    assert lost in stderr, stderr
+    assert stderr.count("error: ") == stderr.count("hint: finished checkpoints are intact") == 1, stderr
+
+
+@pytest.mark.pooled(1, "failing processes of torchrun")
 def test_error_is_reported_although_torchrun_ends_the_processes(tmp_path: Path) -> None:
     """torchrun ends the other processes as soon as it notices that one has exited."""
     with torchrun(tmp_path, HELPERS / "late.py") as run:

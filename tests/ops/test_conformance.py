@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache, lru_cache
 
@@ -26,6 +26,7 @@ import torch
 from helpers import sampling
 from helpers.alone import is_large, only_large_case
 from helpers.interpreting import asked_twice
+from helpers.margins import SHARE
 from weft import backends
 from weft.core import BACKWARD, FORWARD, Case, Implementation, Operator, Support, registry
 from weft.core.record import PASS, UNSUPPORTED
@@ -249,7 +250,8 @@ def _only_large_case(point: tuple[str, str, str]) -> Iterator[None]:
 _latest_large: list[tuple[str, str, str]] = []
 
 
-def _check(name: str, case_name: str, direction: str, impl: str, device: str) -> None:
+def _check(name: str, case_name: str, direction: str, impl: str, device: str) -> float:
+    """Check one point; return the share of its tolerance that it used."""
     operator, one = registry.operator(name), registry.implementation(name, impl)
     case = operator.case(case_name)
     support = backends.support(one, case, device, direction)
@@ -272,12 +274,20 @@ def _check(name: str, case_name: str, direction: str, impl: str, device: str) ->
         print(f"{name} {case_name} {direction} {impl}: {verdict.reason}", file=sys.__stderr__)
         os._exit(1)  # xdist starts another worker
     assert verdict.status == PASS, f"{verdict.reason} (seeds {verdict.seeds})"
+    return verdict.tolerance_used or 0.0
 
 
-def test_conforms_on_a_cpu(name: str, case_name: str, direction: str, impl: str) -> None:
-    _check(name, case_name, direction, impl, "cpu")
+Recorder = Callable[[str, object], None]  # pytest's record_property
+
+
+def test_conforms_on_a_cpu(
+    name: str, case_name: str, direction: str, impl: str, record_property: Recorder
+) -> None:
+    record_property(SHARE, _check(name, case_name, direction, impl, "cpu"))
 
 
 @pytest.mark.gpu
-def test_conforms_on_a_gpu(name: str, case_name: str, direction: str, impl: str) -> None:
-    _check(name, case_name, direction, impl, "cuda")
+def test_conforms_on_a_gpu(
+    name: str, case_name: str, direction: str, impl: str, record_property: Recorder
+) -> None:
+    record_property(SHARE, _check(name, case_name, direction, impl, "cuda"))

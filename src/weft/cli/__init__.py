@@ -19,7 +19,7 @@ import typer.core
 import typer.main
 
 from weft import __version__
-from weft.core.errors import WeftError
+from weft.core.errors import WeftError, print_error
 
 # In the order of the help.
 COMMANDS = (
@@ -115,7 +115,7 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except WeftError as error:
-        _print_error(error)
+        print_error(error)
         code = 2
     except typer.Abort:  # Ctrl-C, in releases of Typer that do not exit by themselves
         code = 130
@@ -125,7 +125,7 @@ def main() -> None:
         code = 141
     except OSError as error:  # a full disk, a name that is too long, a folder without permission
         got = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        _print_error(WeftError("the system refused a file", got=got))
+        print_error(WeftError("the system refused a file", got=got))
         code = 2
     except Exception as error:
         from weft.cli.command import UsageError, usage_error
@@ -135,7 +135,7 @@ def main() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":  # `weft` alone
             print(error.format_message(), file=sys.stderr)
         else:
-            _print_error(usage_error(error))
+            print_error(usage_error(error))
         code = 2
     _exit(code)
 
@@ -155,10 +155,3 @@ def _exit(code: int) -> None:
         with suppress(OSError, ValueError):  # a closed pipe: nobody reads the rest
             stream.flush()
     os._exit(code if isinstance(code, int) else 0)
-
-
-def _print_error(error: WeftError) -> None:
-    message, _, hint = str(error).partition("; hint: ")
-    print(f"error: {message}", file=sys.stderr)
-    if hint:
-        print(f"hint: {hint}", file=sys.stderr)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from weft.core.text import printable
@@ -44,6 +45,14 @@ class WeftError(ValueError):
         if self.hint:
             text += f"; hint: {self.hint}"
         super().__init__(text)
+
+
+def print_error(error: WeftError) -> None:
+    """Print an error to stderr as the commands do: one line, and its hint on another."""
+    message, _, hint = str(error).partition("; hint: ")
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
 
 
 class Interrupted(KeyboardInterrupt):

@@ -4,7 +4,9 @@
 LOCAL_RANK, MASTER_ADDR, MASTER_PORT). The processes form one group over it: gloo for tensors on a CPU,
 NCCL for those on GPUs. If one fails, the others would wait for it forever. So the first process that
 fails records that in the store and reports the error; a thread in each of the others sees the record and
-ends its process silently.
+ends its process silently. The thread also counts in the store while its process lives. torchrun sends SIGTERM
+to all once a process is gone; if gloo does not notice, Python's handler never runs in the main thread, and
+the thread reports the process that no longer counts.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -23,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from weft.core import WeftError
+from weft.core.errors import print_error
 
 POLL_SECONDS = 0.5  # between two looks at the store
 # A silent process waits this long, so that torchrun sees the reporting process end first and shows its
@@ -31,6 +34,9 @@ SILENT_EXIT_DELAY = 5.0
 # Processes that fail in the same call reach the store within this time of each other.
 JOINT_FAILURE_SECONDS = 3.0
 EXIT_FAILED = 2
+# After a SIGTERM, a process whose count stands still for so long is gone.
+LOST_SECONDS = 5.0
+LEFT = 1 << 40  # added to the count of a process that leaves, which counts no more
 # Messages of gloo for a connection whose other end is gone; NCCL has its own exception.
 CONNECTION_LOST = ("gloo", "Connection closed by peer", "Connection reset by peer")
 RESUME_HINT = "finished checkpoints are intact: start it again with the same command and --resume"
@@ -82,6 +88,7 @@ class TorchrunGroup(ProcessGroup):
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._prefix = f"weft/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{restarts}/"
         self._leaving, self._reports = threading.Event(), False
+        self._signals = _SignalLog() if threading.current_thread() is threading.main_thread() else None
         # A daemon: it must not keep a process alive whose main thread has ended.
         self._watcher = threading.Thread(target=self._watch, name="weft-group", daemon=True)
         self._watcher.start()
@@ -123,9 +130,12 @@ class TorchrunGroup(ProcessGroup):
 
     def leave(self) -> None:
         """Wait for all processes, then leave the group."""
+        self._store.add(f"{self._prefix}alive/{self.rank}", LEFT)
         self._leaving.set()
         barrier(self)
         dist.destroy_process_group()
+        if self._signals is not None:
+            self._signals.close()
 
     def exit_silently(self) -> None:
         """End this process after another one's failure, without a message.
@@ -137,15 +147,59 @@ class TorchrunGroup(ProcessGroup):
         os._exit(EXIT_FAILED)
 
     def _watch(self) -> None:
+        counts: dict[int, int] = {}
+        changed: dict[int, float] = {}  # when each process last counted, from the SIGTERM on
         while not self._leaving.wait(POLL_SECONDS):
             try:
+                self._store.add(f"{self._prefix}alive/{self.rank}", 1)
                 failed = self._store.check([self._prefix + "reported"])
+                if not failed and self._signals is not None and self._signals.has_sigterm():
+                    for rank in range(self.world):
+                        count = self._store.add(f"{self._prefix}alive/{rank}", 0)
+                        if counts.get(rank) != count or count >= LEFT:
+                            counts[rank], changed[rank] = count, time.monotonic()
             except RuntimeError:  # the store's process is gone
                 failed = True
             if self._reports:
                 return
             if failed:
                 self.exit_silently()
+            lost = [rank for rank, at in changed.items() if time.monotonic() - at > LOST_SECONDS]
+            if lost:
+                self._report_lost(lost[0])
+
+    def _report_lost(self, rank: int) -> None:
+        """End this process, whose main thread waits for a lost one, with a message in one of them."""
+        if not self.claim_report():
+            self.exit_silently()
+        got = f"no sign of process {rank} for {LOST_SECONDS:.0f} s"
+        print_error(WeftError(self.lost_message(), got=got, hint=RESUME_HINT))
+        sys.stderr.flush()
+        os._exit(EXIT_FAILED)
+
+    def lost_message(self) -> str:
+        return f"another of the run's {self.world} processes is gone"
+
+
+class _SignalLog:
+    """Signals that this process has received, also while its main thread is in a call that never returns."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        for end in (self._reader, self._writer):
+            os.set_blocking(end, False)
+        self._previous = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._sigterm = False
+
+    def has_sigterm(self) -> bool:
+        """Return True from the first SIGTERM on."""
+        with suppress(BlockingIOError):
+            self._sigterm |= signal.SIGTERM in os.read(self._reader, 4096)
+        return self._sigterm
+
+    def close(self) -> None:
+        """Stop; the pipe stays open for a thread that still reads it."""
+        signal.set_wakeup_fd(self._previous)
 
 
 def barrier(group: ProcessGroup) -> None:
@@ -182,8 +236,7 @@ def joined(kind: str) -> Iterator[ProcessGroup]:
             group.exit_silently()
         if _is_connection_lost(error):
             got = str(error).partition("\n")[0]
-            summary = f"another of the run's {group.world} processes is gone"
-            raise WeftError(summary, got=got, hint=RESUME_HINT) from error
+            raise WeftError(group.lost_message(), got=got, hint=RESUME_HINT) from error
         raise
 
 
