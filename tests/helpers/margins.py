@@ -1,4 +1,4 @@
-"""Which conformance points came close to their tolerance in this run: they may exceed it with other seeds."""
+"""Conformance points that came close to their tolerance in a run: they may exceed it with other seeds."""
 
 from __future__ import annotations
 
