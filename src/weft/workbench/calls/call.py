@@ -295,15 +295,17 @@ def _snapshot(tensors: Sequence[torch.Tensor]) -> tuple[Snapshot, ...]:
 def _describe_change(tensors: Sequence[torch.Tensor], before: Sequence[Snapshot]) -> str:
     """Describe how tensors differ from what :func:`_snapshot` returned, or return ''."""
     for i, (tensor, old) in enumerate(zip(tensors, before, strict=True)):
-        if isinstance(old, torch.Tensor):
-            if differ := describe_bit_differences((tensor,), (old,)):
-                return differ.replace("output 0", f"output {i}")
-        elif digest(tensor) != old:
+        if not isinstance(old, torch.Tensor) and digest(tensor) != old:
             return f"elements of output {i} differ"
-    return ""
+    # An empty pair stands for a tensor that was not copied, so that the others keep their numbers.
+    pairs = [
+        (t, old) if isinstance(old, torch.Tensor) else (t.new_empty(0), t.new_empty(0))
+        for t, old in zip(tensors, before, strict=True)
+    ]
+    return describe_bit_differences([t for t, _ in pairs], [old for _, old in pairs])
 
 
-def describe_bit_differences(a: tuple[torch.Tensor, ...], b: tuple[torch.Tensor, ...]) -> str:
+def describe_bit_differences(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> str:
     """Describe the bits that differ between two outputs, or return ''; all NaNs are equal."""
     for i, (x, count) in enumerate(zip(a, _count_differences(a, b), strict=True)):
         if not count:

@@ -28,7 +28,7 @@ from weft.workbench.calls.memory import gpu_shortage, is_shortage
 from weft.workbench.calls.seeds import fresh_seeds
 from weft.workbench.check.growth import describe_growth
 from weft.workbench.check.oracle import Oracle, for_outputs
-from weft.workbench.check.rules import RULES, CheckedCall
+from weft.workbench.check.rules import OF_BITS, RULES, CheckedCall
 
 SEEDS = 5
 CALLS = 13  # calls in all where a call is quick: more than the ten that a kernel may behave for
@@ -218,18 +218,18 @@ class CheckRun:
     ) -> CheckedCall | None:
         """Make one call and apply every rule; return None where one fails.
 
-        ``expected`` is a call on the same inputs that passed: equal bits have its errors.
+        ``expected`` is a call on the same inputs that passed: equal bits are not judged again.
         """
         result = caller.call(on_side_stream, self.without)
         self.quickest = min(self.quickest, result.seconds)
         checked = CheckedCall(oracle, seed, label, poison, result)
         if expected is not None and expected.has_same_bits(checked):
-            checked.errors = expected.errors
+            checked.passed = expected
         return checked if self._apply_rules(checked) else None
 
     def _apply_rules(self, checked: CheckedCall) -> bool:
         for name, rule in RULES.items():
-            if name in self.without:
+            if name in self.without or (checked.passed is not None and name in OF_BITS):
                 continue
             try:
                 violation = rule(checked) if rule else checked.result.violations.get(name, "")
@@ -282,7 +282,7 @@ class CheckRun:
     def _repeat_once(self, caller: Caller, oracle: Oracle, last: CheckedCall, number: int) -> bool:
         label = f"call {number}, seed {last.seed}"
         checked = self._call(caller, oracle, last.seed, label, expected=last)
-        return checked is not None and self._bits_agree("repeats", last.outputs, checked)
+        return checked is not None and self._bits_agree("repeats", last, checked)
 
     def _error_is_steady(self, caller: Caller, oracle: Oracle, expected: CheckedCall) -> bool:
         """Compare the error with that of shorter sums (:mod:`~weft.workbench.check.growth`)."""
@@ -308,7 +308,7 @@ class CheckRun:
         # Another poison and other addresses: an output that depends on unwritten or foreign memory changes.
         label = f"other memory, another poison, after other work, seed {seed}"
         checked = self._call(caller, oracle, seed, label, HUGE, expected=expected)
-        if checked is None or not self._bits_agree("again", expected.outputs, checked):
+        if checked is None or not self._bits_agree("again", expected, checked):
             return False
         del checked  # of a large output, memory that the next call needs
         if not oracle.device.startswith("cuda") or "stream" in self.without:
@@ -317,12 +317,13 @@ class CheckRun:
         checked = self._call(caller, oracle, seed, label, HUGE, on_side_stream=True, expected=expected)
         if checked is None and self.failed is not None:
             self.failed = Finding(check="stream", status=FAIL, detail=self.failed.detail)
-        return checked is not None and self._bits_agree("stream", expected.outputs, checked)
+        return checked is not None and self._bits_agree("stream", expected, checked)
 
-    def _bits_agree(self, name: str, expected: tuple[torch.Tensor, ...], checked: CheckedCall) -> bool:
+    def _bits_agree(self, name: str, expected: CheckedCall, checked: CheckedCall) -> bool:
         if not self.implementation.deterministic or name in self.without:
             return True
-        difference = describe_bit_differences(expected, checked.outputs)
+        same = checked.passed is expected  # compared already
+        difference = "" if same else describe_bit_differences(expected.outputs, checked.outputs)
         if difference:
             detail = f"{ACROSS[name]}: {difference} ({checked.label})"
             self.failed = Finding(check=name, status=FAIL, detail=detail)

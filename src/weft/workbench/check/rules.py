@@ -27,7 +27,8 @@ class CheckedCall:
 
     ``label`` tells a reader which call this is; ``poison`` is the pattern of unwritten memory;
     ``notes`` say, by the rule's name, what a rule could not judge. ``local_share`` is the largest share
-    of a slice's bound that the rule ``local`` saw.
+    of a slice's bound that the rule ``local`` saw. ``passed`` is a call on the same inputs that passed and
+    returned the same bits, if there is one.
     """
 
     oracle: Oracle
@@ -37,6 +38,7 @@ class CheckedCall:
     result: CallResult
     notes: dict[str, str] = field(default_factory=dict)
     local_share: float = 0.0
+    passed: CheckedCall | None = None
 
     @property
     def outputs(self) -> tuple[torch.Tensor, ...]:
@@ -45,6 +47,8 @@ class CheckedCall:
     @cached_property
     def errors(self) -> list[Measured]:
         """Error of each output against the oracle's answer at this seed."""
+        if self.passed is not None:
+            return self.passed.errors
         return self.oracle.errors(self.seed, self.outputs, self.oracle.bounds)
 
     def has_same_bits(self, other: CheckedCall) -> bool:
@@ -243,6 +247,8 @@ def _index(flat: int, shape: torch.Size) -> list[int]:
     return indexes[::-1]
 
 
+# They depend on the bits of the outputs and on the inputs alone.
+OF_BITS = ("special", "error", "drift", "local", "property")
 # In the order of application. Rules of None are applied where the call is made (``calls.call``).
 RULES: dict[str, Rule | None] = {
     "replaced": None,
