@@ -40,13 +40,14 @@ def test_skipped():
 def test_time(n):
     pass
 """
-# Prints which tests it was asked for on which GPUs; no test is large.
+# Prints which tests it was asked for on which GPUs; no test is large. EMPTY: none is selected.
 FAKE_PYTEST = """
 import os, sys
 marker = sys.argv[sys.argv.index("-m") + 1]
 client = "CUDA_MPS_PIPE_DIRECTORY" in os.environ
 print("ran", os.environ["CUDA_VISIBLE_DEVICES"], "of MPS" if client else "apart", *sys.argv[1:])
-sys.exit(5 if marker.endswith("and large") else int(os.environ["FAILS"] in marker))
+empty = marker.endswith("and large") or "EMPTY" in os.environ
+sys.exit(5 if empty else int(os.environ["FAILS"] in marker))
 """
 
 
@@ -145,6 +146,11 @@ def test_the_script_runs_every_kind_of_test_on_every_gpu(
         runs.append(f"{gpu} {'apart' if rest.startswith('apart') else 'of MPS'} {kind}")
     assert sorted(runs) == expected
     assert ("not run: the tests that need two GPUs" in output) == (len(gpus) == 1)
+    if not fails:  # where no run selects a test, the script fails, unless it resumes
+        monkeypatch.setenv("EMPTY", "1")
+        assert main() == 1
+        monkeypatch.setattr(sys, "argv", ["gpu_tests.py", "--no-mps", "--resume", "outcomes"])
+        assert main() == 0 and "without MPS: --no-mps" in capfd.readouterr().out
 
 
 def test_a_run_continues_a_stopped_one(tmp_path: Path) -> None:

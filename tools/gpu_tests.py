@@ -6,7 +6,7 @@ First come the tests of operators, of dispatch and of starting files, which are 
 run with ``--jobs`` workers and every n-th stretch of the collected tests, and beside it one process for the
 tests that take much of its memory (marker ``large``), one after the other. Then the other tests run in
 shards, then those that need two GPUs (``two_gpus``), if there are two. Those that measure time (``alone``)
-run at the end, one at a time on each GPU. The exit code is 1 if a run failed.
+run at the end, one at a time on each GPU. The exit code is 1 if a run failed, or if no test was selected.
 
 A GPU runs the kernels of one process at a time, unless NVIDIA's Multi-Process Service (MPS) sends them on.
 Where MPS works, the first tests use it; ``--no-mps`` leaves it out. The others never do: they break contexts,
@@ -34,12 +34,12 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
-NO_TESTS = 5  # pytest's exit code where no test is asked for: none is large, or a resumed run has none left
+NO_TESTS = 5  # pytest's exit code where it selects no test: by `-k`, or because a resumed run has none left
 TESTS = ROOT / "tests"
 PYTEST = [sys.executable, "-m", "pytest", "--slow", "--live", "--durations=60"]
 SHARED = "gpu and not alone and not two_gpus"  # tests of which several run on a GPU at once
 OPERATORS = ("ops", "dispatch", "scaffold")  # folders of tests whose processes can share a context
-STEAL = ["--dist", "worksteal"]
+WORK_STEALING = ["--dist", "worksteal"]
 # A client of MPS does some work; then the daemon names a server.
 PROBE = "import torch; assert int(torch.ones(1000, device='cuda').sum()) == 1000"
 PROBE_SECONDS = 60
@@ -74,7 +74,7 @@ class Run:
         return ", ".join(filter(None, (self.gpus, self.tests)))
 
 
-def asked(control: str, question: str, environment: dict[str, str]) -> str:
+def ask_daemon(control: str, question: str, environment: dict[str, str]) -> str:
     """Return what the MPS daemon of ``environment`` answers to a line; raise SubprocessError without one."""
     done = subprocess.run(
         [control],
@@ -117,7 +117,7 @@ def shared_context(folder: str, wanted: bool) -> Iterator[dict[str, str]]:
                 timeout=PROBE_SECONDS,
                 check=True,
             )
-        reason = "" if asked(control, "get_server_list", environment) else "its daemon has no server"
+        reason = "" if ask_daemon(control, "get_server_list", environment) else "its daemon has no server"
     except (OSError, subprocess.SubprocessError) as error:
         reason = str(error)
     print(f"== without MPS: {reason}" if reason else "== the first tests with MPS", flush=True)
@@ -125,7 +125,7 @@ def shared_context(folder: str, wanted: bool) -> Iterator[dict[str, str]]:
         yield {} if reason else clients
     finally:
         try:
-            asked(control, "quit -t 5", environment)
+            ask_daemon(control, "quit -t 5", environment)
         except (OSError, subprocess.SubprocessError) as error:
             print(f"== MPS did not end: {error}", flush=True)
 
@@ -133,8 +133,6 @@ def shared_context(folder: str, wanted: bool) -> Iterator[dict[str, str]]:
 def finish(run: Run, process: subprocess.Popen[bytes], output: IO[str] | None) -> int:
     """Wait for a run, print its output unless it printed itself, and return its exit code."""
     code = process.wait()
-    if code == NO_TESTS and run.tests == "large cases":
-        code = 0
     if output is not None:
         output.seek(0)
         print(f"\n== GPU {run.name}: exit code {code}\n{output.read()}", flush=True)
@@ -182,7 +180,7 @@ def main() -> int:
         with shared_context(folder, not options.no_mps) as clients:
             runs = []
             for gpu, shard in zip(gpus, shards, strict=True):
-                small = [*PYTEST, *folders, "-m", f"{SHARED} and not large", *workers, *STEAL, *shard]
+                small = [*PYTEST, *folders, "-m", f"{SHARED} and not large", *workers, *WORK_STEALING, *shard]
                 runs.append(Run(gpu, small, ONE_CORE | base | clients))
                 large = [*PYTEST, *folders, "-m", f"{SHARED} and large", *shard]
                 runs.append(Run(gpu, large, ONE_CORE | base | clients, "large cases"))
@@ -191,7 +189,7 @@ def main() -> int:
             f"== the first tests on {len(gpus)} GPUs: {time.monotonic() - start:.0f} s; the others",
             flush=True,
         )
-        rest = [[*PYTEST, *others, "-m", SHARED, *workers, *STEAL, *shard] for shard in shards]
+        rest = [[*PYTEST, *others, "-m", SHARED, *workers, *WORK_STEALING, *shard] for shard in shards]
         codes += together([Run(g, r, ONE_CORE | base, "others") for g, r in zip(gpus, rest, strict=True)])
         if len(gpus) > 1:
             pair = [*PYTEST, str(TESTS), "-m", "two_gpus", *workers, *pytest_arguments]
@@ -203,10 +201,9 @@ def main() -> int:
         )
         timings = [[*PYTEST, str(TESTS), "-m", "gpu and alone", *shard] for shard in shards]
         codes += together([Run(g, t, base, "timings") for g, t in zip(gpus, timings, strict=True)])
-    if resumes:
-        codes = [0 if code == NO_TESTS else code for code in codes]
     print(f"== all GPU tests: {time.monotonic() - start:.0f} s, exit codes {codes}", flush=True)
-    return int(any(codes))
+    had_tests = [code for code in codes if code != NO_TESTS]
+    return int(any(had_tests) or not (had_tests or resumes))
 
 
 if __name__ == "__main__":

@@ -134,6 +134,9 @@ class TorchrunGroup(ProcessGroup):
         self._leaving.set()
         barrier(self)
         dist.destroy_process_group()
+
+    def close(self) -> None:
+        """Stop recording signals."""
         if self._signals is not None:
             self._signals.close()
 
@@ -178,6 +181,7 @@ class TorchrunGroup(ProcessGroup):
         os._exit(EXIT_FAILED)
 
     def lost_message(self) -> str:
+        """Return what an error says where another process has ended without a report."""
         return f"another of the run's {self.world} processes is gone"
 
 
@@ -238,6 +242,8 @@ def joined(kind: str) -> Iterator[ProcessGroup]:
             got = str(error).partition("\n")[0]
             raise WeftError(group.lost_message(), got=got, hint=RESUME_HINT) from error
         raise
+    finally:
+        group.close()
 
 
 def _set_sigterm(handler: Any) -> Any:

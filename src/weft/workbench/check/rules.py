@@ -247,7 +247,7 @@ def _index(flat: int, shape: torch.Size) -> list[int]:
     return indexes[::-1]
 
 
-# They depend on the bits of the outputs and on the inputs alone.
+# Rules whose answer follows from the bits of the outputs and the inputs: same bits, same answer.
 OF_BITS = ("special", "error", "drift", "local", "property")
 # In the order of application. Rules of None are applied where the call is made (``calls.call``).
 RULES: dict[str, Rule | None] = {
