@@ -47,7 +47,7 @@ def row_products(a, b):
 
     No tensor core multiplies float32: a thread adds the DP products of an element one after the other, and
     the longer the sum, the larger its error. A library splits it. Here sums of COLUMNS products are added,
-    which are independent, so that they also run at the same time (errors, simulated: docs/log.md, 2026-11-28).
+    which are independent and also run at the same time (errors, simulated: docs/log.md, 2026-11-28).
     """
     M: tl.constexpr = a.shape[0]
     N: tl.constexpr = b.shape[0]
