@@ -20,6 +20,7 @@ from weft.ops._common.products import wgmma, wgmma_fused
 from weft.ops.linear import with_cuda as linear_cuda
 from weft.ops.linear.mlp import with_cuda
 from weft.ops.linear.spec import make_case
+from weft.workbench.calls.inputs import make as make_inputs
 from weft.workbench.explain.inspect.dry_run import dry_run
 
 X, FC, B1, PROJ, B2 = torch.ones(3, 4), torch.ones(6, 4), torch.ones(6), torch.ones(5, 6), torch.ones(5)
@@ -33,6 +34,25 @@ BAD_CALLS: list[Call] = [
     ("mlp_gelu", (X, FC, B1, PROJ[0], None), {}),
     ("mlp_gelu", (X, FC, B1, PROJ, B2), {"impl": "numba"}),
 ]
+
+
+LARGE = (("linear_gelu", "fp32-19x40x24-large"), ("mlp_gelu", "fp32-19x24x40x16-large"))
+
+
+@pytest.mark.parametrize(("name", "case_name"), LARGE)
+def test_the_pre_activation_of_a_large_case_is_exact_in_any_order(name: str, case_name: str) -> None:
+    case = registry.operator(name).case(case_name)
+    near_zero = 0
+    for seed in range(20):
+        x, weight, bias = make_inputs(case, "cpu", seed)[:3]
+        exact = x.double() @ weight.double().t() + bias.double()
+        order = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(seed))
+        partial = bias.expand(x.shape[0], -1)
+        for k in order.tolist():
+            partial = partial + x[:, k, None] * weight[:, k]
+        assert partial.dtype == torch.float32 and torch.equal(partial.double(), exact)
+        near_zero += int((exact.abs() < 3).sum())
+    assert exact.abs().mean() > 5e3 and near_zero > 0  # GELU's slope is neither 0 nor 1 near 0
 
 
 @pytest.mark.parametrize("call", BAD_CALLS, ids=lambda v: None)

@@ -110,6 +110,9 @@ class Operator:
     output that is small by cancellation inherits their roundings, so that a slice of such outputs is judged
     at their scale. It is for operators with one output and one gradient.
 
+    ``gradient_units`` are pairs of inputs' names. The gradient of the first comes from a saved output, which
+    was rounded to the dtype of the second: if that is coarser, its last place is the tolerance's unit.
+
     ``rows`` names the inputs whose first dimension counts rows that do not depend on each other. Each output
     then has these rows, and so has the gradient of each of these inputs.
 
@@ -136,6 +139,7 @@ class Operator:
     gradient_scale: Callable[..., Any] | None = None
     path_scale: Callable[..., torch.Tensor] | None = None
     scale_reason: str = ""
+    gradient_units: tuple[tuple[str, str], ...] = ()
     backward_note: str = ""
     in_place: tuple[str, ...] = ()
     draw: Draw | None = None

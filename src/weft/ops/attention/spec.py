@@ -77,6 +77,7 @@ class AttentionOptions(NamedTuple):
 PARAMS = AttentionOptions._fields[:-1]  # scalars of weft::attention, which takes no terms
 # The last two only in a call that has them.
 DIFFERENTIABLE = ("q", "k", "v", "sinks", "bias")
+LEAST_OUT = torch.finfo(torch.float16).smallest_normal  # below it an output in float16 has fewer bits
 CHECKPOINT_SCORES = 1 << 22  # above this many the reference's gradient recomputes scores to save memory
 
 
@@ -189,7 +190,8 @@ def gradient_scale(
 
     ds = p (dp - sum of p dp) cancels in a row with few keys. Its magnitude before the difference is carried
     through the last product. The magnitude of a sum is the root of its terms' squares, as roundings add up.
-    The gradient of a sink is a sum over queries of p sum(grad out), which cancels as well.
+    The gradient of a sink is a sum over queries of p sum(grad out), which cancels as well. Here ``out`` is at
+    least float16's smallest normal number: below it, float16 rounds to multiples of a fixed step.
     """
     options = AttentionOptions(**params)
     terms = Terms.of(extras, options.terms)
@@ -208,10 +210,12 @@ def gradient_scale(
             p, keep_factor, lse, slope = _weights(queries, k[batch, head], keys, first, options, added)
             squares = grad[batch, members].square()
             dp = (squares @ values.square().T).sqrt() * keep_factor
-            summed = (squares * ((p * keep_factor) @ values).square()).sum(-1, keepdim=True).sqrt()
+            out = ((p * keep_factor) @ values).square()
+            summed = (squares * out).sum(-1, keepdim=True).sqrt()
             if added.sinks is not None:
                 share = torch.exp(added.sinks[:, None] - lse).nan_to_num(0.0)
-                of_sinks[members] += (share * summed[..., 0]).square().sum(1)
+                rounded = (squares * out.clamp(min=LEAST_OUT**2)).sum(-1)
+                of_sinks[members] += (share.square() * rounded).sum(1)
             if has_bias:
                 of_bias[batch, members, :, :keys] = (p * (dp + summed)).square()
             ds = (factor * slope * p * (dp + summed)).square()
@@ -430,6 +434,7 @@ OPERATOR = Operator(
         "torch's own float32 on a CPU would fail for one set of inputs in 150",
     ),
     gradient_scale=gradient_scale,
+    gradient_units=(("sinks", "q"),),
     scale_reason="p (dp - sum of p dp) cancels in a row with few keys: completely in eager, which uses the "
     "same p twice, but not in a kernel that computes the sum from the rounded output",
     properties=(

@@ -10,6 +10,8 @@ count as M rows. Source of GELU: arXiv:1606.08415.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -155,17 +157,22 @@ def make_case(
     residual: bool = False,
     layouts: tuple[str, str] = ("contiguous", "contiguous"),
     values: str = "normal",
+    large: bool = False,
     tags: str = "check",
     devices: tuple[str, ...] = ("cpu", "cuda"),
     **params: object,
 ) -> Case:
-    """Return a case named by dtype and M x N x K; ``layouts`` are those of x and of the weight."""
+    """Return a case named by dtype and M x N x K; ``layouts`` are those of x and of the weight.
+
+    With ``large`` x is near 1e4, and the pre-activation is exact in float32.
+    """
     lead = rows if isinstance(rows, tuple) else (rows,)
     parts = [SHORT[dtype], "x".join(map(str, (*lead, n, k)))]
     if layouts != ("contiguous", "contiguous"):
         parts.append("-".join(layouts))
     if values != "normal":
         parts.append(values)
+    parts += ["large"] * large
     parts += [name if value else f"no-{name}" for name, value in params.items()]
     inputs = [
         Input(name="x", shape=(*lead, k), dtype=dtype, layout=layouts[0], values=values),
@@ -174,13 +181,31 @@ def make_case(
     ]
     if residual:
         inputs.append(Input(name="residual", shape=(*lead, n), dtype=dtype, layout=layouts[0]))
-    return Case(
+    case = Case(
         name="-".join(parts),
         inputs=tuple(inputs),
         params=params,
         tags=frozenset({tags}),
         devices=devices,
     )
+    return replace(case, draw=partial(_draw_large, case)) if large else case
+
+
+def few_bits(values: torch.Tensor, step: float) -> torch.Tensor:
+    """Round values to multiples of ``step``, a power of two.
+
+    Float32 adds the products of two such tensors exactly, in any order, while a sum is below 2^24 products of
+    their steps. GELU's slope at a small sum of large inexact products would be a matter of rounding.
+    """
+    return (values / step).round() * step
+
+
+def _draw_large(case: Case, seed: int, device: str) -> list[torch.Tensor]:
+    """Generate normal inputs of few bits, x 2^13 times as large."""
+    generator = torch.Generator(device)
+    generator.manual_seed(seed)
+    x, weight, bias = (torch.randn(i.shape, generator=generator, device=device) for i in case.inputs)
+    return [few_bits(x, 1 / 8) * 2.0**13, few_bits(weight, 1 / 8), few_bits(bias, 1 / 8)]
 
 
 LINEAR = Operator(
@@ -229,7 +254,7 @@ LINEAR_GELU = Operator(
         make_case((2, 17), 40, 72),
         make_case(40, 136, 40),
         make_case(33, 72, 40, keep=False),
-        make_case(19, 40, 24, values="large"),
+        make_case(19, 40, 24, large=True),
         make_case(1000, 1016, 1032, "float16", devices=("cuda",)),
         make_case(2100, 1160, 200, "bfloat16", devices=("cuda",)),
         make_case(2100, 1160, 200, "bfloat16", devices=("cuda",), keep=False),

@@ -148,6 +148,18 @@ class Oracle:
         inputs = [i for i in self.case.inputs if i.name in self.operator.differentiable]
         return tuple(TensorForm(i.shape, getattr(torch, i.dtype), None) for i in inputs)
 
+    @cached_property
+    def units(self) -> tuple[torch.dtype, ...]:
+        """Dtype whose last place is the unit of each output's tolerance: its own, or a coarser one."""
+        own = tuple(form.dtype for form in self.forms)
+        coarser = dict(self.operator.gradient_units)
+        if self.direction == FORWARD or not coarser:
+            return own
+        dtype_of = {i.name: getattr(torch, i.dtype) for i in self.case.inputs}
+        names = [n for n in dtype_of if n in self.operator.differentiable]
+        pairs = [(d, dtype_of[coarser.get(n, n)]) for n, d in zip(names, own, strict=True)]
+        return tuple(max(pair, key=lambda d: torch.finfo(d).eps) for pair in pairs)
+
     @property
     def call_spec(self) -> CallSpec:
         """Specification of the call for a candidate; it holds no answer."""
@@ -280,8 +292,8 @@ class Oracle:
                 errors[i].append(measure(out, self.answer(seed)[i]))
         tolerance = self.operator.tolerance
         return tuple(
-            bound(tolerance, form.dtype, scale, errors[i], counts[i], self.case)
-            for i, (form, scale) in enumerate(zip(self.forms, scales, strict=True))
+            bound(tolerance, unit, scale, errors[i], counts[i], self.case)
+            for i, (unit, scale) in enumerate(zip(self.units, scales, strict=True))
         )
 
     def _keep_figures(self, seed: int, index: int, sizes: torch.Tensor | None, error: Measured) -> None:
@@ -480,8 +492,8 @@ class Oracle:
                 scales[i] = max(scales[i], moment.rms)
                 counts[i] = min(counts[i], moment.participants)
         return tuple(
-            bound(self.operator.tolerance, form.dtype, scale, e, count, self.case)
-            for form, scale, e, count in zip(self.forms, scales, errors, counts, strict=True)
+            bound(self.operator.tolerance, unit, scale, e, count, self.case)
+            for unit, scale, e, count in zip(self.units, scales, errors, counts, strict=True)
         )
 
     def further_seeds(self) -> tuple[int, ...]:

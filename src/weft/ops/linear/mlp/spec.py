@@ -18,6 +18,7 @@ from weft.core import FORWARD, Case, Cost, Input, Operator, Tolerance, WeftError
 from weft.core.cases import ITEMSIZE, SHORT
 from weft.dispatch.choice import constant_while_tracing
 from weft.ops._common import validate
+from weft.ops.linear.spec import few_bits
 
 DTYPES = ("float32", "float16", "bfloat16")
 NAME = "mlp_gelu"
@@ -87,8 +88,8 @@ def cost(c: Case, direction: str) -> Cost:
 def draw(c: Case, seed: int, device: str) -> list[torch.Tensor]:
     """Generate normal inputs; the weights are smaller, so that the sums over K and F are near 1.
 
-    GELU's slope would else be 0 or 1 nearly everywhere. The end of a case's name changes x: ``large`` is 1e4
-    times as large, and ``special`` has NaN and infinities.
+    GELU's slope would else be 0 or 1 nearly everywhere. The end of a case's name changes x: ``large`` is 2^13
+    times as large and ``pre`` exact in float32, and ``special`` has NaN and infinities.
     """
     generator = torch.Generator(device)
     generator.manual_seed(seed)
@@ -100,7 +101,9 @@ def draw(c: Case, seed: int, device: str) -> list[torch.Tensor]:
         values.append(value)
     kind = c.name.rpartition("-")[2]
     if kind == "large":
-        values[0] *= 1e4
+        steps = (1 / 8, 1 / 16, 1 / 8)
+        values[:3] = [few_bits(v, step) for v, step in zip(values, steps, strict=False)]
+        values[0] *= 2.0**13
     elif kind == "special":
         hit = torch.rand(values[0].shape, generator=generator, device=device) < 0.02
         chosen = torch.randint(len(SPECIALS), values[0].shape, generator=generator, device=device)
