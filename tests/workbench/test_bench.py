@@ -177,6 +177,25 @@ def test_beating_the_floor_is_suspect_on_a_gpu_and_flagged_on_a_cpu() -> None:
     assert "faster than the floor" in flagged.flags[0] and not bench.went_against([flagged])
 
 
+@pytest.mark.parametrize(
+    ("flag", "excused"),
+    [
+        ("suspect: slower on contents it had not seen: 9 us against 1 us", True),
+        ("suspect: clocks disagree (9 us by one, 1 us by the other)", True),
+        ("suspect: faster than the floor", False),
+        ("suspect: threads: Thread-1 worked after its call", False),
+    ],
+)
+def test_load_excuses_suspicions_by_time_alone_of_own_code(flag: str, excused: bool) -> None:
+    busy = replace(record(), flags=(flag,), machine={"load": {"busy": "3 others run"}})
+    assert bench.went_against([busy], own_code=True) != excused
+    assert bench.went_against([busy])  # external code could cause the load
+    quiet = replace(busy, machine={"load": {"busy": ""}})
+    assert bench.went_against([quiet], own_code=True)
+    both = replace(busy, flags=(flag, "suspect: faster than the floor"))
+    assert bench.went_against([both], own_code=True)
+
+
 def test_names_that_are_not_there_are_errors_before_anything_runs() -> None:
     for options in ({"cases": ["fp32-9x9"]}, {"directions": ["sideways"]}):
         with pytest.raises(WeftError, match="unknown"):

@@ -121,23 +121,31 @@ def bench(
     elif records:
         output.show_notes(table.footnote(records).splitlines())
     log_doubts(records)
-    ending.print_verdict(_verdict_line(records, watch, stop, save), to_stderr=as_json or as_csv)
-    if stop or went_against(records):
+    own_code = not files
+    line = _verdict_line(records, watch, stop, save, own_code)
+    ending.print_verdict(line, to_stderr=as_json or as_csv)
+    if stop or went_against(records, own_code=own_code):
         raise typer.Exit(stop.exit_code or 1)
 
 
 def _verdict_line(
-    records: Sequence[Record], watch: ending.Stopwatch, stop: progress.StopRequest, save: Path | None
+    records: Sequence[Record],
+    watch: ending.Stopwatch,
+    stop: progress.StopRequest,
+    save: Path | None,
+    own_code: bool,
 ) -> str:
     """Return the last line: counts, seconds, and the reasons of all that was not timed."""
     from weft.core.record import FAIL, UNSUPPORTED
+    from weft.workbench.records import is_suspect_by_load, suspect_flags
 
     not_run = [(r.backend, r.verdict.reason) for r in records if r.verdict.status == UNSUPPORTED]
     points = {(r.operator, r.case, r.direction) for r in records}
     timed = [r for r in records if r.timing is not None]
+    by_load = [r for r in timed if own_code and is_suspect_by_load(r)]
     counts = {
         "failed": sum(r.verdict.status == FAIL for r in records),
-        "suspect": sum(any(f.startswith("suspect") for f in r.flags) for r in timed),
+        "suspect": sum(bool(suspect_flags([r])) for r in timed) - len(by_load),
         "not timed": len(records)
         - len(timed)
         - len(not_run)
@@ -153,6 +161,9 @@ def _verdict_line(
         text = f"failed: {against}; {text}"
     else:
         text = f"passed: {text}"
+    if by_load:
+        times = ending.count_text(len(by_load), "time")
+        text += f"; {times} not to be believed, since the machine was busy: run again when it is quiet"
     return text + ending.not_run_text(not_run)
 
 

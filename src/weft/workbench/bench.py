@@ -45,7 +45,7 @@ from weft.workbench.check.check import check
 from weft.workbench.check.oracle import Oracle
 from weft.workbench.check.output_judge import OutputJudges
 from weft.workbench.durations import expected_bench_seconds
-from weft.workbench.records import BenchResult, make_record
+from weft.workbench.records import BenchResult, is_suspect_by_load, make_record, suspect_flags
 from weft.workbench.sandbox.caller import WorkerProcess
 from weft.workbench.sandbox.candidates import restart_workers, without_external_baseline
 from weft.workbench.sandbox.observed_kernels import ObservedKernels, observe_kernels
@@ -517,12 +517,16 @@ def free_memory(device: str) -> None:
         return_freed_memory()
 
 
-def went_against(records: Sequence[Record]) -> bool:
-    """Return True for a fail, a suspect time, or a pass without a time among the records."""
+def went_against(records: Sequence[Record], *, own_code: bool = False) -> bool:
+    """Return True for a fail, a suspect time, or a pass without a time among the records.
+
+    With ``own_code`` no implementation is external, so that none deceives a clock: a suspicion that a busy
+    machine can cause then goes against none (:func:`~weft.workbench.records.is_suspect_by_load`).
+    """
     return any(
         r.verdict.status == FAIL
         or (r.verdict.status == PASS and r.timing is None)
-        or any(f.startswith("suspect") for f in r.flags)
+        or (bool(suspect_flags([r])) and not (own_code and is_suspect_by_load(r)))
         for r in records
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from weft.core import Ceilings, Implementation, Record, Timing, Verdict
 from weft.workbench.calls.selection import BenchPoint
+from weft.workbench.timing.plan import is_by_time_alone
 
 # Share by which a time may beat the floor. A GPU's ceiling is steady, so beating it is suspect. A
 # CPU's ceiling was measured beside other work and can be beaten honestly: that is only flagged.
@@ -79,6 +80,17 @@ def busy_reason(records: Sequence[Record]) -> str:
     loads = (r.machine.get("load") for r in records)
     reasons = (str(load.get("busy") or "") for load in loads if isinstance(load, Mapping))
     return next(filter(None, reasons), "")
+
+
+def suspect_flags(records: Sequence[Record]) -> list[str]:
+    """Return the reasons for which the timing checks reject these times, each once."""
+    return list(dict.fromkeys(f for r in records for f in r.flags if f.startswith("suspect")))
+
+
+def is_suspect_by_load(record: Record) -> bool:
+    """Return True for a time that is suspect only for reasons that a busy machine causes, on a busy one."""
+    suspicions = suspect_flags([record])
+    return bool(suspicions and all(map(is_by_time_alone, suspicions)) and busy_reason([record]))
 
 
 def doubts(records: Sequence[Record]) -> list[str]:

@@ -216,8 +216,3 @@ def unthrottled_samples(timing: Timing) -> tuple[float, ...]:
 
 def _is_noisy(timing: Timing) -> bool:
     return "noisy" in timing.flags or len(unthrottled_samples(timing)) < MIN_SAMPLES
-
-
-def suspect_flags(records: Sequence[Record]) -> list[str]:
-    """Return the reasons for which the timing checks reject these times, each once."""
-    return list(dict.fromkeys(f for r in records for f in r.flags if f.startswith("suspect")))

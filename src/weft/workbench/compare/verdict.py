@@ -24,8 +24,8 @@ from typing import Any
 from weft.core import Record, WeftError
 from weft.core.record import FAIL, PASS
 from weft.workbench.compare.noise import DEFAULT_NOISE, MachineKey, Noise, machine_key
-from weft.workbench.compare.sides import MIN_POOLED_RUNS, Range, SideTime, side_time, suspect_flags
-from weft.workbench.records import busy_reason
+from weft.workbench.compare.sides import MIN_POOLED_RUNS, Range, SideTime, side_time
+from weft.workbench.records import busy_reason, suspect_flags
 
 FASTER, SLOWER, SAME, AMBIGUOUS = "faster", "slower", "same", "ambiguous"
 NOT_COMPARED = "none"  # in counts: points without a verdict

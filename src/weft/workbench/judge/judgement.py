@@ -13,8 +13,7 @@ from weft.core import FORWARD, Finding, Record, Timing, Verdict
 from weft.core.record import FAIL, PASS, UNSUPPORTED
 from weft.workbench.calls.part_times import PartTimes, recording
 from weft.workbench.judge.memory import Shortage
-from weft.workbench.records import busy_reason, doubts
-from weft.workbench.timing.plan import is_by_time_alone
+from weft.workbench.records import doubts, is_suspect_by_load, suspect_flags
 from weft.workbench.timing.stats import Ratio, ratio_of_medians
 
 NOT_RUN = "not run"
@@ -183,9 +182,9 @@ class Judgement:
         if timed.verdict.status == FAIL:
             self.refuse("timed", f"{timed.verdict.reason} at {timed.case}")
             return
-        suspicions = [flag for flag in timed.flags if flag.startswith("suspect")]
+        suspicions = suspect_flags([timed])
         self.notes += [note for note in doubts([timed, baseline]) if note not in self.notes]
-        if suspicions and all(map(is_by_time_alone, suspicions)) and busy_reason([timed]):
+        if is_suspect_by_load(timed):
             self.notes.append(f"no speed-up at {timed.case}: timing could not be trusted: {suspicions[0]}")
             return
         for flag in suspicions:
