@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -23,6 +24,7 @@ from helpers.interpreting import search_once
 from weft import machine
 from weft.core import Ceilings
 from weft.machine.ceilings import StoredCeilings, path_for, save
+from weft.machine.fingerprint import commit
 from weft.workbench.calls.buffers import release_unused_memory
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
@@ -61,9 +63,10 @@ def pytest_report_header() -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     # Here, so that xdist's workers inherit it: all must collect the same tests. So must all shards, or some
-    # tests would be in two of them and others in none.
-    seed = "0" if config.getoption("--shard") else str(secrets.randbelow(1 << 31))
-    os.environ.setdefault("WEFT_SAMPLE_SEED", seed)
+    # tests would be in two of them and others in none: their seed is the commit's.
+    of_commit = zlib.crc32((commit()[0] or "").encode()) >> 1
+    seed = of_commit if config.getoption("--shard") else secrets.randbelow(1 << 31)
+    os.environ.setdefault("WEFT_SAMPLE_SEED", str(seed))
     if config.getoption("--exhaustive") or machine.has_gpu():
         os.environ["WEFT_SAMPLE_ALL"] = "1"
     config.pluginmanager.register(_FromWorkers())
