@@ -30,7 +30,7 @@ class ModelCaller:
     def __init__(
         self, model: AllocatorModel, implementation: Implementation, spec: CallSpec, poison: int
     ) -> None:
-        self.model, self.repeat_budget = model, RepeatBudget(0.0)
+        self.model, self.repeat_budget = model, RepeatBudget(0.0, least_is_done=True)
         self.local = self._in_worker(lambda: make_local_caller(implementation, spec, poison))
 
     def _in_worker(self, run: Callable[[], T]) -> T:

@@ -197,9 +197,13 @@ MEMORY_RULES: dict[str, Callable[[RawCall], str]] = {"alias": alias, "inputs": i
 
 @dataclass
 class RepeatBudget:
-    """Seconds that further repeats of a candidate may still take, in all checks of one direction."""
+    """Seconds that further repeats of a candidate may still take, in all checks of one direction.
+
+    ``least_is_done``: one case had the least number of calls, which is made however long it takes.
+    """
 
     seconds: float
+    least_is_done: bool = False
 
 
 class Caller(Protocol):
@@ -232,7 +236,7 @@ class LocalCaller:
 
     def __init__(self, implementation: Implementation, stage: StagedCall) -> None:
         self.implementation, self.stage = implementation, stage
-        self.repeat_budget = RepeatBudget(0.0)
+        self.repeat_budget = RepeatBudget(0.0, least_is_done=True)
         self._previous: tuple[torch.Tensor, ...] = ()
         self._stream: torch.cuda.Stream | None = None
 

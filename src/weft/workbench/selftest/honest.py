@@ -131,7 +131,8 @@ def results_table(folder: Path = RESULTS) -> str:
         report = read_json(file)
         machine = report["machine"]
         changed = " with uncommitted changes" if machine.get("dirty") else ""
-        commit = f"commit {str(machine['commit'])[:10]}{changed}"
+        stopped = ", stopped early" if report.get("stopped") else ""
+        commit = f"commit {str(machine['commit'])[:10]}{changed}{stopped}"
         source = f"{machine['device']}, {machine['date'][:10]}, {commit}"
         if "runs" in report:
             counts = f"{report['runs']} honest runs, {report['verdicts']} verdicts"
