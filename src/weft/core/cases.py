@@ -56,6 +56,7 @@ VALUES = {
     "outliers": "normal, with one value in a thousand scaled by 100",
     "special": "normal, with NaN, +Inf, -Inf and signed zeros planted",
     "neginf": "normal, with -Inf planted, as a mask does",
+    "nan": "normal, with NaN planted, which no infinity beside it can hide",
 }
 TAGS = frozenset({"check", "bench", "edge"})
 

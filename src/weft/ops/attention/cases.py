@@ -73,7 +73,7 @@ def _case(
 
     Its name tells these sizes, e.g. ``bf16-4x16x4096x128-causal`` or ``fp32-1x4x33x32-2x50``. ``sinks`` and
     ``bias_dtype`` are dtypes, ``alibi`` the number of dimensions of the slopes, and ``values`` those of
-    sinks and bias.
+    sinks and bias, or of the queries where there are neither.
     """
     b, h, t, d = q
     parts = [SHORT[dtype], f"{b}x{h}x{t}x{d}"]
@@ -103,6 +103,8 @@ def _case(
         Input(name=name, shape=shape, dtype=dtype, layout=layout)
         for (name, shape), layout in zip(shapes.items(), layouts, strict=True)
     ]
+    if not extras:
+        inputs[0] = replace(inputs[0], values=values)
     inputs += [Input(name="key_lengths", shape=(b,), dtype="int32")]
     inputs += [
         Input(name=name, shape=shape, dtype=d, values="normal" if name == "alibi_slopes" else values)
@@ -141,6 +143,7 @@ EDGES = [
     _case(1, 1, 40, 32, kv=(1, 19), tags="edge", **LATE),  # the first queries see no key
     _case(1, 1, 60, 32, kv=(1, 19), causal=True, window=7, tags="edge"),  # the last queries see none
     _case(1, 1, 5, 32, kv=(1, 33), window=1, tags="edge", **LATE),
+    *(_case(1, 2, 35, 32, kv=(1, 21), dtype=d, values="nan", tags="edge") for d in DTYPES),
 ]
 ON_GPU = [
     _case(1, 2, 3, 32, kv=(1, 0), tags="edge", devices=GPU),

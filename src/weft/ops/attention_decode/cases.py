@@ -8,6 +8,7 @@ seed, because the compulsory bytes depend on them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ def lengths_of(case: Case) -> list[int]:
 def draw(case: Case, seed: int, device: str) -> Sequence[torch.Tensor]:
     """Generate normal queries and keys. Keys and values past a length are NaN.
 
+    With queries of ``values="nan"`` the first number of each second head is NaN.
+
     Pages lie in a random order, and those that no sequence has are NaN as a whole. Entries of the block
     table past a length are -1.
     """
@@ -49,6 +52,8 @@ def draw(case: Case, seed: int, device: str) -> Sequence[torch.Tensor]:
         return torch.randn(i.shape, generator=generator, device=device, dtype=getattr(torch, i.dtype))
 
     q, k, v = (normal(i) for i in case.inputs[:3])
+    if case.inputs[0].values == "nan":
+        q[:, :, ::2, 0] = torch.nan
     lengths = torch.tensor(lengths_of(case), dtype=torch.int32, device=device)
     capacity, batch = capacity_of(case), q.shape[0]
     visible = lengths.clamp(0, capacity)
@@ -81,6 +86,7 @@ def decode_case(
     dtype: str = "float32",
     layouts: tuple[str, str, str] = ("contiguous",) * 3,
     ragged: bool = False,
+    values: str = "normal",
     tags: str = "check",
     devices: tuple[str, ...] = ("cpu", "cuda"),
     **params: Any,
@@ -88,11 +94,12 @@ def decode_case(
     """Return a case of queries ``q`` (B, T, H, D) and ``kv`` (Hkv, capacity).
 
     Its name tells these sizes, e.g. ``bf16-32x1x32x128-8x8192`` or ``fp32-3x2x4x16-2x40-paged-8-ragged``.
+    ``values`` are those of the queries.
     """
     (b, t, h, d), (kv_heads, capacity) = q, kv
     parts = [SHORT[dtype], f"{b}x{t}x{h}x{d}", f"{kv_heads}x{capacity}"]
     parts += [f"paged-{page_size}"] if page_size else []
-    parts += [RAGGED] * ragged
+    parts += [RAGGED] * ragged + [values] * (values != "normal")
     parts += ["-".join(layouts)] if layouts != ("contiguous",) * 3 else []
     shape, table = (b, kv_heads, capacity, d), (b, 1)
     if page_size:
@@ -104,6 +111,7 @@ def decode_case(
         Input(name=name, shape=s, dtype=dtype, layout=layout)
         for (name, s), layout in zip(shapes.items(), layouts, strict=True)
     ]
+    inputs[0] = replace(inputs[0], values=values)
     inputs.append(Input(name="lengths", shape=(b,), dtype="int32"))
     inputs.append(Input(name="block_table", shape=table, dtype="int32"))
     return Case(
@@ -149,6 +157,9 @@ EDGES = [
     *(decode_case(*s, kv=kv, tags="edge") for s, kv in (((0, 1, 2, 16), (1, 5)), ((2, 1, 2, 16), (1, 0)))),
     decode_case(2, 0, 2, 16, kv=(1, 5), tags="edge"),
     decode_case(1, 1, 1, 8, kv=(1, 1), tags="edge"),
+    # Heads that share keys, and so a tile, of which only some have a NaN.
+    decode_case(2, 2, 4, 16, kv=(1, 40), values="nan", tags="edge"),
+    decode_case(2, 1, 4, 32, kv=(1, 48), dtype="bfloat16", page_size=16, values="nan", tags="edge"),
     decode_case(2, 1, 4, 16, kv=(2, 20), layouts=("sliced", "shifted", "transposed"), tags="edge"),
     decode_case(
         2, 1, 4, 16, kv=(2, 20), dtype="bfloat16", layouts=("shifted", "sliced", "shifted"), tags="edge"

@@ -80,7 +80,7 @@ def distinct(rows: int, tokens: int, zipf: bool) -> int:
 
 def _kind(c: Case) -> str:
     last = c.name.rsplit("-", 1)[-1]
-    return last if last in ("zipf", "one") else "uniform"
+    return last if last in ("zipf", "one", "nan") else "uniform"
 
 
 def cost(c: Case, direction: str) -> Cost:
@@ -100,7 +100,7 @@ def cost(c: Case, direction: str) -> Cost:
 
 def draw(c: Case, seed: int, device: str) -> list[torch.Tensor]:
     """Generate normal tables, and ids that are uniform, follow Zipf's law (the k-th id is 1/k as likely as
-    the first), or are all the same."""
+    the first), or are all the same. With ``nan`` each third row of the weights begins with NaN."""
     generator = torch.Generator(device)
     generator.manual_seed(seed)
     weight, ids, positions = c.inputs
@@ -109,6 +109,8 @@ def draw(c: Case, seed: int, device: str) -> list[torch.Tensor]:
         for i in (weight, positions)
     ]
     rows, kind = weight.shape[0], _kind(c)
+    if kind == "nan":
+        normal[0][::3, 0] = torch.nan
     if kind == "zipf":
         chance = 1 / torch.arange(1, rows + 1, device=device, dtype=torch.float64)
         # float64: a float32 cumulative sum over 128256 ids would merge the rare ones.
@@ -162,6 +164,7 @@ CHECKS = [
 EDGES = [
     *(_case(*s, tags="edge") for s in (((0, 4), 5, 8, 4), ((3, 0), 0, 8, 2), ((2, 3), 4, 0, 3))),
     _case((1, 1), 1, 1, 1, tags="edge"),
+    _case((3, 17), 29, 40, 20, kind="nan", tags="edge"),
     *(_case((3, 7), 9, 18, 7, layout=k, tags="edge") for k in ("sliced", "shifted")),
     # More than 65536 rows (16-bit sort keys do not suffice) and rows of an odd number of columns.
     _case((33, 999), 70001, 99, 1000, "bfloat16", kind="zipf", tags="edge", devices=("cuda",)),

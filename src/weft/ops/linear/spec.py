@@ -259,6 +259,7 @@ LINEAR_GELU = Operator(
         make_case(2100, 1160, 200, "bfloat16", devices=("cuda",)),
         make_case(2100, 1160, 200, "bfloat16", devices=("cuda",), keep=False),
         make_case(0, 5, 3, tags="edge"),
+        make_case(19, 40, 33, values="special", tags="edge"),
         make_case(40, 24, 16, "float16", layouts=("transposed", "sliced"), tags="edge", keep=False),
         make_case(16384, 3072, 768, "bfloat16", tags="bench", devices=("cuda",)),
         make_case(65536, 3072, 768, "bfloat16", tags="bench", devices=("cuda",)),

@@ -312,7 +312,10 @@ _LOGIT_VALUES = {
 
 
 def _generate_linear_cross_entropy(c: Case, seed: int, device: str) -> Tensors:
-    """Normal x, weights of 1/sqrt(C). Targets in range; a tenth ignored, except in timed cases."""
+    """Normal x, weights of 1/sqrt(C). Targets in range; a tenth ignored, except in timed cases.
+
+    With x of ``values="nan"`` its first row begins with NaN, and its target is not ignored.
+    """
     x, weight, targets = c.inputs
     generator = torch.Generator(device)
     generator.manual_seed(seed)
@@ -327,6 +330,8 @@ def _generate_linear_cross_entropy(c: Case, seed: int, device: str) -> Tensors:
     t = torch.randint(weight.shape[0], targets.shape, generator=generator, device=device)
     if "bench" not in c.tags:
         ignored = torch.rand(t.shape, generator=generator, device=device) < 0.1
+        if x.values == "nan":
+            features[0, 0], ignored[0] = torch.nan, False
         t[ignored] = int(c.params.get("ignore_index", -100))  # type: ignore[call-overload]
     return features, head, t
 
@@ -355,16 +360,17 @@ def _head_case(
     dtype: str = "float32",
     *,
     layout: str = "contiguous",
+    values: str = "normal",
     tags: str = "check",
     devices: tuple[str, ...] = ("cpu", "cuda"),
     **params: Any,
 ) -> Case:
-    """A case of ``linear_cross_entropy``, named by dtype, N x C x V and parameters."""
-    x = Input(name="x", shape=(rows, inner), dtype=dtype, layout=layout)
+    """A case of ``linear_cross_entropy``, named by dtype, N x C x V and parameters; ``values`` are x's."""
+    x = Input(name="x", shape=(rows, inner), dtype=dtype, layout=layout, values=values)
     weight = Input(name="weight", shape=(columns, inner), dtype=dtype)
     targets = Input(name="targets", shape=(rows,), dtype="int64")
     parts = [SHORT[dtype], f"{rows}x{inner}x{columns}", *map(str, params.values())]
-    parts += [layout] * (layout != "contiguous")
+    parts += [layout] * (layout != "contiguous") + [values] * (values != "normal")
     return case(x, weight, targets, tags=tags, devices=devices, name="-".join(parts), **params)
 
 
@@ -429,6 +435,7 @@ LINEAR_CROSS_ENTROPY = Operator(
         _head_case(4500, 128, 50257, dtype="bfloat16", devices=("cuda",), ignore_index=5, z_loss=1e-3),
         *(_head_case(*s, tags="edge") for s in ((0, 8, 33), (1, 8, 33), (2, 3, 1))),
         _head_case(3, 16, 40, layout="sliced", tags="edge", ignore_index=3),
+        *(_head_case(3, 24, 67, dtype=d, values="nan", tags="edge") for d in ("float32", "bfloat16")),
         _head_case(16384, 768, 50304, dtype="bfloat16", tags="bench", devices=("cuda",)),
         _head_case(8192, 4096, 131072, dtype="bfloat16", tags="bench", devices=("cuda",)),
         _head_case(256, 64, 4096, tags="bench", devices=("cpu",)),

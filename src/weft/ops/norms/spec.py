@@ -239,6 +239,7 @@ def _dropout_cases(norm: NormVariant) -> tuple[Case, ...]:
         new(2, 17, 20, layout="transposed", **EDGE),
         new(0, 5, **EDGE),
         new(3, 1, **EDGE),
+        new(31, 67, values="nan", **EDGE),
         new(2, 9000, **EDGE),
         new(301, 1000, dtype="bfloat16", **EDGE, **CUDA),
         new(1030, 4096, dtype="bfloat16", **EDGE, **CUDA),

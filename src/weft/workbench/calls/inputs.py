@@ -309,6 +309,10 @@ def _neginf(x: torch.Tensor, position: _Piece) -> object:
     return _normal(x, position).masked_fill_(_random_mask(x, position, 0.25), -math.inf)
 
 
+def _nan(x: torch.Tensor, position: _Piece) -> object:
+    return _normal(x, position).masked_fill_(_random_mask(x, position, 0.01), math.nan)
+
+
 _VALUES: dict[str, Callable[[torch.Tensor, _Piece], object]] = {
     "normal": _normal,
     "large": lambda x, w: _normal(x, w).mul_(1e4),
@@ -322,4 +326,5 @@ _VALUES: dict[str, Callable[[torch.Tensor, _Piece], object]] = {
     "outliers": _outliers,
     "special": _special,
     "neginf": _neginf,
+    "nan": _nan,
 }
