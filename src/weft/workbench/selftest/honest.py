@@ -128,7 +128,7 @@ def results_table(folder: Path = RESULTS) -> str:
     """Return a Markdown table of the committed selftests, one line for each, then the failures."""
     rows, notes = [], []
     for file in sorted(folder.glob("*/selftest*.json")):
-        report = read_json(file)
+        report, name = read_json(file), f"{file.parent.name}/{file.name}"
         machine = report["machine"]
         changed = " with uncommitted changes" if machine.get("dirty") else ""
         stopped = ", stopped early" if report.get("stopped") else ""
@@ -141,9 +141,9 @@ def results_table(folder: Path = RESULTS) -> str:
         killed = f"{report['killed']} of {report['planted']}"
         passed = f"{report['controls_passed']} of {report['controls']} passed"
         rows.append([source, killed, str(len(report["not_run"])), passed])
-        notes += [f"- `{i}` survived ({file.name})" for i in report["survivors"]]
+        notes += [f"- `{i}` survived ({name})" for i in report["survivors"]]
         alarms = ((a["id"], a["reason"]) for a in report["false_alarms"])
-        notes += [f"- `{i}` was refused, though honest ({file.name}): {why}" for i, why in alarms]
+        notes += [f"- `{i}` was refused, though honest ({name}): {why}" for i, why in alarms]
     if not rows:
         return "No run is committed yet."
     heads = ["device", "killed of those that ran", "not run there", "honest controls"]
