@@ -441,17 +441,17 @@ def _cheats() -> Iterator[Mutant]:
     yield one("C20/gelu/eager/at-once", "zeros in a call that follows another at once",
               "recheck sampled rows", _wrong_at_once("gelu"))  # fmt: skip
     yield one("C21/softmax/eager/profile", "a profile function that computes after the clock",
-              "hooks clocks", _by_hook("softmax", _profile))  # fmt: skip
+              "hooks clocks rows", _by_hook("softmax", _profile))  # fmt: skip
     yield one("C21/softmax/eager/garbage", "a finalizer of garbage that computes after the clock",
               "sampled fresh recheck", _by_hook("softmax", _garbage))  # fmt: skip
     yield one("C21/sum/eager/mode", "a torch mode that computes after the clock",
-              "hooks", _by_hook("sum", _mode))  # fmt: skip
+              "hooks rows", _by_hook("sum", _mode))  # fmt: skip
     yield one("C21/sum/eager/audit", "an audit hook that computes after the clock",
-              "hooks wall", _by_hook("sum", _audit))  # fmt: skip
+              "hooks wall rows", _by_hook("sum", _audit))  # fmt: skip
     yield one("C21/gelu/eager/methods", "patched methods of a tensor that compute after the clock",
               "hooks wall", _by_hook("gelu", _patched_methods))  # fmt: skip
     yield one("C21/sum/eager/code", "replaces code of the clock, to compute after it",
-              "hooks", _by_hook("sum", _swapped_code))  # fmt: skip
+              "hooks rows", _by_hook("sum", _swapped_code))  # fmt: skip
 
     # The check puts its inputs elsewhere, so that it would see nothing of these.
     yield one("C22/softmax/eager/mode", "a torch mode that computes while inputs are written",
