@@ -26,6 +26,8 @@ needs_compiler = pytest.mark.skipif(
     warp_emulator.COMPILER is None, reason="no g++ to compile the kernels with"
 )
 NAN_QUERIES = (0, 5, 64, 129)
+# What counts here is where NaN is. How exact the other numbers are, the kernels' own tests ask.
+PLACES: dict[str, Any] = {"rtol": 0.05, "atol": 0.05, "equal_nan": True}
 
 
 def zero_for_nan(x: Any) -> Any:
@@ -69,6 +71,7 @@ def inputs() -> list[torch.Tensor]:
 def test_nan_stays_in_its_row(
     kernel: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """A query with NaN makes its own row NaN, and what is summed over all queries of its head: dk and dv."""
     q, k, v, grad = inputs()
     lengths = torch.zeros(1, dtype=torch.int32)
     exact = [x.double().requires_grad_() for x in (q, k, v)]
@@ -90,7 +93,7 @@ def test_nan_stays_in_its_row(
     assert torch.equal(lse[0, 0].isnan().nonzero().flatten(), torch.tensor(NAN_QUERIES))
     for answer, value in zip((out, *gradients), (expected, *expected_gradients), strict=True):
         assert bool(value.isnan().any()) and not bool(value.isnan().all())
-        torch.testing.assert_close(answer.double(), value, rtol=0.05, atol=0.05, equal_nan=True)
+        torch.testing.assert_close(answer.double(), value, **PLACES)
 
 
 @needs_compiler
@@ -108,4 +111,4 @@ def test_nan_stays_in_its_head(
     expected, paged = decode.reference(*wide, paged=page_size > 0), page_size > 0
     assert bool(expected[:, :, 0].isnan().all()) and not bool(expected[:, :, 1].isnan().any())
     answer = decode_cuda.forward(*tensors, paged=paged)
-    torch.testing.assert_close(answer.double(), expected, rtol=0.05, atol=0.05, equal_nan=True)
+    torch.testing.assert_close(answer.double(), expected, **PLACES)

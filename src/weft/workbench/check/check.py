@@ -34,7 +34,7 @@ SEEDS = 5
 CALLS = 13  # calls in all where a call is quick: more than the ten that a kernel may behave for
 # Of external code, of which a call in fifty may be wrong: as many calls at a case as its budget allows.
 MAX_CALLS, MAX_SECONDS = 250, 3.0
-# At one case, whatever the budget: on a busy machine a call takes many times as long.
+# The first case that is repeated gets so many whatever the budget: a busy machine makes few in that time.
 LEAST_CALLS, LEAST_SECONDS = 120, 30.0
 QUICK = 0.05  # seconds; a call that is slower at every seed (an interpreter's) is not repeated
 SMALL = {"cpu": 1 << 18, "cuda": 1 << 24}  # elements above which judging each repeat takes too long
@@ -274,7 +274,7 @@ class CheckRun:
         return "many" in self.without or self._repeat_external(caller, oracle, last)
 
     def _repeat_external(self, caller: Caller, oracle: Oracle, last: CheckedCall) -> bool:
-        """Repeat the call of external code as often as its budget allows; code of ours has none."""
+        """Repeat a call of external code as often as its budget allows; Weft's own code has no budget."""
         budget, start = caller.repeat_budget, time.monotonic()
         limit = min(budget.seconds, MAX_SECONDS)
         least = 0 if budget.least_is_done else LEAST_CALLS
